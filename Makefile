@@ -1,0 +1,43 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-slow format wheel clean
+
+demo: $(STAMP)
+	$(BIN)/bespoke demo
+
+# Two workers with one thread each: torch's own threads would only fight over the cores.
+test test-slow: export OMP_NUM_THREADS = 1
+test test-slow: export MKL_NUM_THREADS = 1
+
+test: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -n 2 -m slow
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(STAMP)
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# torch and the build backend come first, at their pinned versions: building the package then downloads nothing.
+# The stamp is written last, so that an interrupted installation is taken up again by the next call.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Installing into .venv: once, a few minutes."
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch hatchling
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[dev]"
+	@touch $@
+
+# Leaves .venv and runs/ alone.
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""bespoke: personalised federated learning, a model for every client.
+
+The public names are imported when first used, so that ``import bespoke`` and the command line's help
+need no torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from bespoke._version import __version__
+
+_NAMES = {
+    "Algorithm": "bespoke.core.algorithm",
+    "Uploads": "bespoke.core.algorithm",
+    "Local": "bespoke.core.local",
+    "Batch": "bespoke.core.data",
+    "Task": "bespoke.core.task",
+    "Training": "bespoke.core.settings",
+    "knob": "bespoke.core.settings",
+    "tree": "bespoke.core.tree",
+    "rng": "bespoke.core.rng",
+    "ALGORITHMS": "bespoke.algorithms",
+    "register": "bespoke.algorithms",
+    "LocalOnly": "bespoke.algorithms",
+    "FedAvg": "bespoke.algorithms",
+    "FedProx": "bespoke.algorithms",
+    "FedPer": "bespoke.algorithms",
+    "FedRep": "bespoke.algorithms",
+    "LGFedAvg": "bespoke.algorithms",
+    "Ditto": "bespoke.algorithms",
+    "Experiment": "bespoke.experiment",
+    "Evaluation": "bespoke.federation",
+    "DataSettings": "bespoke.datasets",
+    "ModelSettings": "bespoke.models",
+    "run": "bespoke.api",
+    "federate": "bespoke.api",
+    "Run": "bespoke.api",
+    "check_method": "bespoke.contract",
+    "compare": "bespoke.report",
+    "summarise": "bespoke.report",
+    "UserError": "bespoke.errors",
+}
+
+__all__ = ["__version__", *sorted(_NAMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'bespoke' has no attribute {name!r}")
+    module = import_module(_NAMES[name])
+    return module if _NAMES[name].endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,3 @@
+"""The version of bespoke, written here and nowhere else."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,374 @@
+"""From an experiment, or from one's own data and model, to a run: build, run or resume, and what comes out."""
+
+import contextlib
+import copy
+import hashlib
+import platform
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from bespoke import __version__
+from bespoke.checkpoint import Checkpoint, load_newest, save
+from bespoke.clients import BatchedClients, LoopClients
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import Data, Pool
+from bespoke.core.settings import Training
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+from bespoke.datasets import federate_data, from_arrays
+from bespoke.datasets.settings import DataSettings
+from bespoke.errors import UserError
+from bespoke.experiment import Experiment, from_tables
+from bespoke.federation import Evaluation, Event, Federation
+from bespoke.models import ModelSettings, build_task
+from bespoke.records import RunFolder, write_atomic
+from bespoke.report.summary import summarise
+
+BACKENDS = {"batched": BatchedClients, "loop": LoopClients}
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """One client's own model."""
+
+    algorithm: Algorithm
+    task: Task
+    personal: Tree
+    pool: Pool
+
+    def logits(self, x: Any) -> Tensor:
+        """Logits (B, C) for examples x (B, ...) in the form the client's own data has."""
+        with torch.no_grad():
+            ready = _ready(self.pool, self.task, torch.as_tensor(x))
+            out = self.algorithm.predict(self.task, self.personal, ready)
+        return next(iter(out.values())) if isinstance(out, dict) else out
+
+    def predict(self, x: Any) -> Tensor:
+        """The predicted classes (B,) for examples x (B, ...)."""
+        return self.logits(x).argmax(dim=-1)
+
+
+def _ready(pool: Pool, task: Task, x: Tensor) -> Tensor:
+    """Raw examples x (B, ...) as the model takes them: transformed, in its type, on its device."""
+    rows = torch.arange(len(x), device=task.device)
+    extra = tree.map(lambda t: t[0].to(task.device), pool.extra)
+    data = Data(
+        x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform
+    )
+    return replace(data, dtype=task.dtype).gather(rows, rng.key(0, task.device), train=False)[0]
+
+
+@dataclass
+class Run:
+    """A finished (or interrupted) run: its records, and its models on request."""
+
+    experiment: Experiment
+    folder: RunFolder
+    federation: Federation
+    server: Tree
+    pool: Pool
+    notes: list[str] = field(default_factory=list)
+    _keep: Any = None  # holds a temporary folder alive
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the run, derived from its records: see ``bespoke.report.summarise``."""
+        return summarise(self.folder)
+
+    @property
+    def accuracy(self) -> float:
+        """Pooled test accuracy of the headline view, last round, all clients of the training population."""
+        headline = self.summary["views"][self.summary["headline"]]
+        return float(headline["last"]["all"]["pooled"])
+
+    @cached_property
+    def models(self) -> dict[str, PersonalModel]:
+        """The personal model of every client by name, new clients included; made when first asked for."""
+        trees = self.federation.personal_models(self.server, range(self.pool.total_clients))
+        algorithm, task = self.federation.algorithm, self.federation.task
+        return {
+            name: PersonalModel(algorithm, task, personal, self.pool)
+            for name, personal in zip(self.pool.names, trees, strict=True)
+        }
+
+    def save_models(self) -> Path:
+        """Write every personal model as ``models/NAME.safetensors`` in the run's folder."""
+        folder = self.folder.path / "models"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, model in self.models.items():
+            flat = {n: t.cpu().contiguous().clone() for n, t in tree.flatten(model.personal).items()}
+            write_atomic(folder / f"{name}.safetensors", safetensors.torch.save(flat))
+        return folder
+
+
+def pick_device(device: str) -> torch.device:
+    """``auto`` is CUDA where there is some, else the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        picked = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"there is no device {device!r}: use cpu, cuda or auto") from None
+    if picked.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda was asked for, but torch sees no CUDA device here: use --device cpu")
+    return picked
+
+
+def _assemble(
+    experiment: Experiment, pool: Pool, task: Task, params: Tree, backend: str, callbacks: Sequence[Any]
+) -> Federation:
+    if backend not in BACKENDS:
+        raise UserError(f"there is no backend {backend!r}: use one of {', '.join(BACKENDS)}")
+    evaluation = experiment.evaluation
+    clients = BACKENDS[backend](
+        experiment.method,
+        task,
+        params,
+        pool,
+        experiment.training,
+        experiment.seed,
+        adapt_rounds=evaluation.adapt_rounds,
+        adapt_epochs=evaluation.adapt_epochs,
+    )
+    return Federation(
+        algorithm=experiment.method,
+        task=task,
+        params=params,
+        clients=clients,
+        num_clients=pool.num_clients,
+        total_clients=pool.total_clients,
+        training=experiment.training,
+        evaluation=evaluation,
+        seed=experiment.seed,
+        callbacks=callbacks,
+    )
+
+
+def _initial(task: Task, seed: int) -> Tree:
+    return task.init(rng.stream(rng.key(seed), rng.INIT))
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    backend: str = "batched",
+    device: str = "auto",
+    resume: bool = False,
+    callbacks: Sequence[Callable[[Event], None]] = (),
+    checkpoint_every: int = 10,
+    stop: Callable[[], bool] = lambda: False,
+    about: dict[str, Any] | None = None,
+) -> Run:
+    """Run an experiment and return its records and models.
+
+    ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
+    goes on from the newest sound checkpoint in ``out``. ``about`` is added to ``environment.json``.
+    """
+    pool = federate_data(experiment.data, experiment.seed, skip_empty=experiment.training.skip_empty)
+    shape = tuple(pool.x.shape[1:])
+    task = build_task(
+        experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype()
+    )
+    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, callbacks)
+    return _run(experiment, federation, pool, out, backend, resume, checkpoint_every, stop, about or {})
+
+
+def federate(
+    clients: Mapping[str, Any] | Sequence[Any],
+    model: nn.Module,
+    head: str,
+    algorithm: Algorithm | str = "fedavg",
+    *,
+    seed: int = 0,
+    test: float = 0.2,
+    validation: float = 0.0,
+    new_clients: int = 0,
+    out: str | Path | None = None,
+    backend: str = "batched",
+    device: str = "auto",
+    resume: bool = False,
+    evaluate_every: int = 0,
+    callbacks: Sequence[Callable[[Event], None]] = (),
+    **training: Any,
+) -> Run:
+    """Train a personal model for each of one's own clients.
+
+    ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
+    ``model`` any module whose sub-module ``head`` maps features to logits, its weights being the common
+    start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
+    """
+    known = {f for f in Training.__dataclass_fields__}
+    unknown = sorted(training.keys() - known)
+    if unknown:
+        raise UserError(
+            f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}"
+        )
+    settings = Training(**training)
+    pool = from_arrays(
+        clients,
+        test=test,
+        validation=validation,
+        new_clients=new_clients,
+        seed=seed,
+        skip_empty=settings.skip_empty,
+    )
+    task = Task(
+        lambda: copy.deepcopy(model), head, pool.num_classes, pick_device(device), torch.get_default_dtype()
+    )
+    experiment = Experiment(
+        data=DataSettings(name="arrays", path=_fingerprint(pool), test=test, validation=validation),
+        model=ModelSettings(name=f"own:{type(model).__name__}"),
+        algorithm=algorithm,
+        training=settings,
+        evaluation=Evaluation(every=evaluate_every),
+        seed=seed,
+    )
+    task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
+    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, callbacks)
+    return _run(experiment, federation, pool, out, backend, resume, 10, lambda: False, {})
+
+
+def _fingerprint(pool: Pool) -> str:
+    digest = hashlib.sha256()
+    for part in (pool.x, pool.y, pool.train.index, pool.test.index, pool.val.index):
+        digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return "sha256:" + digest.hexdigest()[:16]
+
+
+# --- one run in its folder ----------------------------------------------------------------------------------------
+
+
+def _run(
+    experiment: Experiment,
+    federation: Federation,
+    pool: Pool,
+    out: str | Path | None,
+    backend: str,
+    resume: bool,
+    checkpoint_every: int,
+    stop: Callable[[], bool],
+    about: dict[str, Any],
+) -> Run:
+    keep = tempfile.TemporaryDirectory(prefix="bespoke-") if out is None else None
+    folder = RunFolder.create(keep.name if keep else out)  # type: ignore[arg-type]
+    first, server, notes = 1, None, []
+    if folder.holds_run():
+        if not resume:
+            raise UserError(
+                f"{folder.path} already holds a run: add --resume to go on with it, or choose another folder with --out"
+            )
+        found, notes = _find_start(experiment, folder, federation)
+        if found is not None:
+            first, server = found.round + 1, found.server
+            federation.clients.restore(found.clients)
+        folder.truncate(found.offsets if found else dict.fromkeys(folder.offsets(), 0))
+    write_atomic(folder.path / "config.toml", experiment.toml())
+    folder.write_json("federation.json", _describe(pool))
+    environment = _environment(federation, backend, experiment) | about
+    folder.write_json("environment.json", environment | {"notes": notes})
+
+    def checkpoint(round: int, server: Tree) -> None:
+        state = Checkpoint(round, server, federation.clients.states(), folder.offsets())
+        save(folder.path / "checkpoints", state, experiment.hash())
+
+    with _deterministic():
+        server = federation.run(folder, server, first, checkpoint, checkpoint_every, stop)
+    notes = notes + list(getattr(federation.clients, "notes", []))
+    folder.write_json("environment.json", environment | {"notes": notes})
+    done = Run(experiment, folder, federation, server, pool, notes, keep)
+    folder.write_json("summary.json", done.summary)
+    if keep is None:
+        folder.export_parquet()
+    return done
+
+
+def _find_start(
+    experiment: Experiment, folder: RunFolder, federation: Federation
+) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint to go on from, after making sure that it is this experiment's."""
+    stored = from_tables(folder.config(), str(folder.path / "config.toml"))
+    if stored.hash() != experiment.hash():
+        raise UserError(
+            f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
+            f"{experiment.hash()}): choose another folder with --out"
+        )
+    found, notes = load_newest(folder.path / "checkpoints", federation.task.device)
+    rounds = experiment.training.rounds
+    if experiment.training.full_last and found and found.round == stored.training.rounds != rounds:
+        raise UserError(
+            f"{folder.path} has finished with a last round of all clients, so it cannot be made longer: "
+            f"run {rounds} rounds in another folder"
+        )
+    return found, notes
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """Ask cuDNN for repeatable kernels while a run goes on."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
+def _describe(pool: Pool) -> dict[str, Any]:
+    classes = [
+        int(pool.y[rows].unique().numel()) for rows in map(pool.train.client, range(pool.total_clients))
+    ]
+    return {
+        "clients": pool.num_clients,
+        "new_clients": pool.total_clients - pool.num_clients,
+        "names": list(pool.names),
+        "train": list(pool.train.sizes),
+        "val": list(pool.val.sizes),
+        "test": list(pool.test.sizes),
+        "classes": classes,
+        "num_classes": pool.num_classes,
+    }
+
+
+def _environment(federation: Federation, backend: str, experiment: Experiment) -> dict[str, Any]:
+    device = federation.task.device
+    return {
+        "bespoke": __version__,
+        "git": _git_hash(),
+        "experiment": experiment.hash(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "dtype": str(federation.task.dtype).removeprefix("torch."),
+        "backend": backend,
+    }
+
+
+def _git_hash() -> str | None:
+    """The commit of the source tree that runs, if it is a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

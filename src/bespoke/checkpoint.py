@@ -1,0 +1,87 @@
+"""Checkpoints: written atomically, verified when read, never unpickled.
+
+A checkpoint is two files, ``000010.safetensors`` with all tensors and ``000010.json``, the manifest: round,
+experiment hash, checksum of the tensors, byte offsets of the records, and a checksum of itself. The
+manifest is written last, so a checkpoint exists once its manifest does. The last two are kept.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from bespoke.core import tree
+from bespoke.core.tree import Tree
+from bespoke.records import write_atomic
+
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that is needed to go on: the server, every client that took part, and where the records stood."""
+
+    round: int
+    server: Tree
+    clients: dict[int, Tree]
+    offsets: dict[str, int]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
+    """Write a checkpoint into ``folder`` and remove those before the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = sorted(checkpoint.clients)
+    tensors: Tree = {"server": checkpoint.server, "ids": torch.tensor(ids, dtype=torch.int64)}
+    if ids:
+        tensors["clients"] = tree.stack([checkpoint.clients[c] for c in ids])
+    flat = {n: t.detach().cpu().contiguous().clone() for n, t in tree.flatten(tensors).items()}
+    content = safetensors.torch.save(flat)
+    manifest = {
+        "round": checkpoint.round,
+        "experiment": experiment_hash,
+        "tensors": _digest(content),
+        "offsets": checkpoint.offsets,
+    }
+    stem = f"{checkpoint.round:06d}"
+    write_atomic(folder / f"{stem}.safetensors", content)
+    write_atomic(folder / f"{stem}.json", json.dumps(manifest | {"manifest": _digest(_canonical(manifest))}))
+    for old in sorted(folder.glob("*.json"))[:-KEEP]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def _canonical(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, sort_keys=True).encode()
+
+
+def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint, and a sentence for each damaged one that was passed over."""
+    damaged = []
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        try:
+            return _load(path, device), damaged
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            damaged.append(f"checkpoint {path} is damaged ({error}); the one before it is used")
+    return None, damaged
+
+
+def _load(path: Path, device: torch.device | str) -> Checkpoint:
+    manifest = json.loads(path.read_text())
+    if manifest.pop("manifest") != _digest(_canonical(manifest)):
+        raise ValueError("the manifest's checksum does not match")
+    content = path.with_suffix(".safetensors").read_bytes()
+    if manifest["tensors"] != _digest(content):
+        raise ValueError("the tensors' checksum does not match")
+    flat = {n: t.to(device) for n, t in safetensors.torch.load(content).items()}
+    tensors = tree.unflatten(flat)
+    ids = tensors["ids"].tolist()
+    clients = dict(zip(ids, tree.unstack(tensors["clients"], len(ids)), strict=True)) if ids else {}
+    return Checkpoint(manifest["round"], tensors.get("server", {}), clients, manifest["offsets"])

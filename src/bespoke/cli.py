@@ -1,0 +1,360 @@
+"""The command line: demo, run, compare, list. Heavy modules are imported inside the commands."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bespoke._version import __version__
+from bespoke.errors import UserError
+
+app = typer.Typer(
+    help="Personalised federated learning: a model for every client.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    try:
+        app(_spread_seeds(sys.argv[1:]))
+    except UserError as error:
+        print(f"bespoke: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe went away: nobody is left to tell
+        sys.exit(141)
+
+
+def _spread_seeds(arguments: list[str]) -> list[str]:
+    """``--seeds 0 1 2`` as the repeated option that the parser knows."""
+    spread: list[str] = []
+    several = False
+    for word in arguments:
+        if several and word.isdigit():
+            spread += [word] if spread[-1] == "--seeds" else ["--seeds", word]
+            continue
+        several = word == "--seeds"
+        spread.append(word)
+    return spread
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"bespoke {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="An experiment file, or the name of a shipped one.")],
+    algorithm: Annotated[str | None, typer.Option(help="Run this method instead of the file's.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="batched: a cohort at once. loop: one client after another.")
+    ] = "batched",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run (of the runs, with several seeds).")
+    ] = None,
+    save_models: Annotated[
+        bool, typer.Option("--save-models", help="Also write every personal model.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment and record it in a folder."""
+    from bespoke import api
+    from bespoke.experiment import load
+
+    if seed is not None and seeds:
+        raise UserError("give --seed or --seeds, not both")
+    results = []
+    for number in seeds or [seed]:
+        loaded, source = load(experiment, algorithm, set_ or [], number)
+        folder = _folder(experiment, loaded, out, bool(seeds))
+        with _progress(loaded, quiet or as_json) as (callback, stopped):
+            done = api.run(
+                loaded,
+                folder,
+                backend=backend,
+                device=device,
+                resume=resume,
+                callbacks=[callback],
+                checkpoint_every=checkpoint_every,
+                stop=stopped,
+                about={"settings_from": source},
+            )
+        last = done.folder.rounds()[-1]["round"] if done.folder.rounds() else 0
+        for note in done.notes:
+            print(f"note: {note}", file=sys.stderr)
+        if stopped():
+            print(
+                f"stopped after round {last} of {loaded.training.rounds}; a checkpoint is saved. Go on with the same "
+                f"command and --resume --out {folder}",
+                file=sys.stderr,
+            )
+            raise typer.Exit(130)
+        if save_models:
+            done.save_models()
+        results.append((done, folder))
+        if not as_json:
+            print(_sentence(done, folder, number_of_rounds=last))
+    if as_json:
+        summaries = [
+            done.summary | {"folder": str(folder), "seed": done.experiment.seed} for done, folder in results
+        ]
+        print(json.dumps(summaries if seeds else summaries[0], indent=2))
+
+
+def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path:
+    stem = f"{Path(name).stem}-{experiment.algorithm_name}-seed{experiment.seed}"
+    if out is None:
+        return Path("runs") / stem
+    return out / stem if several else out
+
+
+def _sentence(done: Any, folder: Path, number_of_rounds: int) -> str:
+    summary = done.summary
+    view = summary["headline"]
+    if view is None:
+        return f"{done.experiment.algorithm_name}: {number_of_rounds} rounds, nothing evaluated; records in {folder}"
+    last = summary["views"][view]["last"]
+    numbers = last["all"]
+    if numbers["pooled"] is None:
+        return f"{done.experiment.algorithm_name}: no client has test rows; records in {folder}"
+    return (
+        f"{done.experiment.algorithm_name}, seed {done.experiment.seed}, round {last['round']}, {view} model, all "
+        f"{numbers['clients']} clients with test rows: accuracy {100 * numbers['pooled']:.2f} % pooled, "
+        f"{100 * numbers['mean']:.2f} % mean over clients; records in {folder}"
+    )
+
+
+@contextmanager
+def _progress(experiment: Any, quiet: bool) -> Iterator[tuple[Any, Any]]:
+    """A callback that shows how a run goes, and a function that says whether Ctrl-C was pressed."""
+    asked = []
+
+    def interrupt(signum: int, frame: Any) -> None:
+        if asked:
+            print("stopped at once; what came after the last checkpoint is lost", file=sys.stderr)
+            raise SystemExit(130)
+        asked.append(signum)
+        print(
+            "finishing this round, then saving a checkpoint; press Ctrl-C again to stop at once",
+            file=sys.stderr,
+        )
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    metric = experiment.evaluation.metric
+    try:
+        if quiet:
+            yield (lambda event: None), lambda: bool(asked)
+        elif sys.stderr.isatty():
+            with _bar(experiment, metric) as callback:
+                yield callback, lambda: bool(asked)
+        else:
+            yield _plain_lines(metric), lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _accuracy(event: Any, metric: str) -> float | None:
+    from bespoke.metrics import aggregate
+
+    view = event.evaluated[0]["view"] if event.evaluated else None
+    rows = [r for r in event.evaluated if r["view"] == view and r["split"] == "test" and r["group"] != "new"]
+    if not rows:
+        return None
+    return getattr(aggregate([r["correct"] for r in rows], [r["total"] for r in rows]), metric)
+
+
+def _plain_lines(metric: str) -> Any:
+    import time
+
+    shown = [0.0]
+
+    def callback(event: Any) -> None:
+        accuracy = _accuracy(event, metric)
+        now = time.monotonic()
+        if accuracy is None and event.round < event.rounds and now - shown[0] < 5.0:
+            return  # a line every few seconds is enough for a log
+        shown[0] = now
+        loss = event.row["train_loss"]
+        text = f"round {event.round}/{event.rounds}"
+        text += f", train loss {loss:.4f}" if loss is not None else ""
+        text += f", accuracy {100 * accuracy:.2f} % ({metric})" if accuracy is not None else ""
+        text += f", refused {event.row['refused']}" if event.row["refused"] else ""
+        print(text, file=sys.stderr, flush=True)
+
+    return callback
+
+
+@contextmanager
+def _bar(experiment: Any, metric: str) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(experiment.algorithm_name, total=experiment.training.rounds, accuracy="")
+
+        def callback(event: Any) -> None:
+            accuracy = _accuracy(event, metric)
+            shown = {} if accuracy is None else {"accuracy": f"accuracy {100 * accuracy:.2f} % ({metric})"}
+            progress.update(bar, completed=event.round, **shown)
+            if event.row["refused"]:
+                progress.console.print(f"round {event.round}: refused {event.row['refused']}")
+
+        yield callback
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    baseline: Annotated[str | None, typer.Option(help="Method that the others are paired with.")] = None,
+    select: Annotated[str, typer.Option(help="Round that counts: last, best_val or best_test.")] = "last",
+    view: Annotated[
+        str | None, typer.Option(help="Prediction that counts, where a method has several.")
+    ] = None,
+    group: Annotated[str, typer.Option(help="Clients that count: all, train, unseen or new.")] = "all",
+    chart: Annotated[
+        Path | None, typer.Option(help="Also draw the clients' accuracies (.png or .svg).")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare runs in a table like the papers'."""
+    from bespoke.report import accuracy_chart
+    from bespoke.report import compare as compare_runs
+
+    _show(compare_runs(folders, baseline, select, view, group), markdown, as_json)
+    if chart is not None:
+        accuracy_chart(compare_runs(folders, baseline, select, view, group), chart)
+        print(f"chart: {chart}", file=sys.stderr)
+
+
+def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> None:
+    if as_json:
+        print(json.dumps(comparison.as_dict(), indent=2))
+    elif markdown:
+        print(comparison.markdown())
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(comparison.table())
+    else:
+        print(comparison.text())
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions or experiments.")],
+    as_json: Json = False,
+) -> None:
+    """List what there is."""
+    tables = {
+        "algorithms": _algorithms,
+        "models": _models,
+        "datasets": _datasets,
+        "partitions": _partitions,
+        "experiments": _experiments,
+    }
+    if what not in tables:
+        raise UserError(f"there is no list of {what!r}: use one of {', '.join(tables)}")
+    rows = tables[what]()
+    if as_json:
+        print(json.dumps(dict(rows), indent=2))
+    else:
+        width = max(len(name) for name, _ in rows)
+        for name, doc in rows:
+            print(f"{name:<{width}}  {doc}")
+
+
+def _first_sentence(doc: str | None) -> str:
+    return (doc or "").strip().splitlines()[0] if doc else ""
+
+
+def _algorithms() -> list[tuple[str, str]]:
+    from bespoke.algorithms import ALGORITHMS, load_plugins, method_class
+
+    load_plugins()
+    return [(name, _first_sentence(method_class(name).__doc__)) for name in ALGORITHMS]
+
+
+def _models() -> list[tuple[str, str]]:
+    from bespoke.models import MODELS
+
+    return [(name, spec.doc) for name, spec in MODELS.items()]
+
+
+def _datasets() -> list[tuple[str, str]]:
+    from bespoke.datasets import DATASETS
+
+    return [(name, _first_sentence(loader.__doc__)) for name, loader in DATASETS.items()]
+
+
+def _partitions() -> list[tuple[str, str]]:
+    from bespoke.datasets import PARTITIONS
+
+    return [(name, spec.doc) for name, spec in PARTITIONS.items()]
+
+
+def _experiments() -> list[tuple[str, str]]:
+    from bespoke.experiment import shipped
+
+    rows = []
+    for name, path in shipped().items():
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        rows.append((name, first.removeprefix("#").strip()))
+    return rows
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Keep the runs and the chart in this folder.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train five methods on handwritten digits spread over 20 clients, and compare them."""
+    from bespoke import demo as demonstration
+
+    comparison, chart = demonstration.run(out, quiet)
+    _show(comparison)
+    print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""The two-call protocol by which a server reaches clients, and what all simulated clients share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm, Uploads
+from bespoke.core.data import Data, Pool
+from bespoke.core.local import Local
+from bespoke.core.settings import Training
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+
+TEST_CHUNK = 256
+
+# What runs on a client: its desk, its held-out rows by split, its state, what it received -> a tree.
+ClientFunction = Callable[[Local, dict[str, Data], Tree, Tree], Tree]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The answer to :meth:`Clients.train`."""
+
+    uploads: Uploads  # of those who answered soundly
+    refused: dict[int, str] = field(default_factory=dict)
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by name, aligned with uploads.clients
+    padding_waste: float = 0.0
+    host_breaks: int = 0
+
+
+class Evaluated(NamedTuple):
+    """One client's counts for one split and one named prediction."""
+
+    client: int
+    split: str
+    view: str
+    correct: int
+    total: int
+    loss_sum: float
+    logged: dict[str, float]
+
+
+class Clients(Protocol):
+    """How a server reaches its clients. ``shared`` goes to all, ``own`` (leaves (K, ...)) to each."""
+
+    def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
+        """Let each client do one round of local work; states change only for accepted uploads."""
+        ...
+
+    def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
+        """Personalise and count on each client's own held-out rows; no state changes."""
+        ...
+
+    def took_part(self, client: int) -> bool:
+        """Whether an upload of this client was ever accepted."""
+        ...
+
+    def states(self) -> dict[int, Tree]:
+        """The stored states by client, for a checkpoint."""
+        ...
+
+    def restore(self, states: dict[int, Tree]) -> None:
+        """Replace the stored states."""
+        ...
+
+
+class Simulated(ABC):
+    """Clients that live in this process: their data, their states, and how one of them works.
+
+    A subclass says only how to run a function over several clients: :meth:`_map`.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        params: Tree,
+        pool: Pool,
+        training: Training,
+        seed: int,
+        *,
+        adapt_rounds: int = 1,
+        adapt_epochs: int = 0,
+    ) -> None:
+        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'."""
+        self.algorithm, self.task, self.params, self.training = algorithm, task, params, training
+        self.pool = pool.to(task.device, task.dtype)
+        self.root = rng.key(seed, task.device)
+        self.adapt_rounds, self.adapt_epochs = adapt_rounds, adapt_epochs
+        self.notes: list[str] = []
+        self._states: dict[int, Tree] = {}  # of the clients that took part: {"state": ..., "moments": ...}
+        self._moments_like: Tree | None = None
+
+    # --- the protocol -------------------------------------------------------------------------------------------
+
+    def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
+        """Run ``client_update`` for each client."""
+        out, padding, breaks = self._map(self._update, clients, rng.TRAIN, round, shared, own)
+        count = len(clients)
+        sound_up, sound_state = (
+            tree.finite(out["up"], count).tolist(),
+            tree.finite(out["state"], count).tolist(),
+        )
+        refused = {
+            c: f"its {'upload' if not up else 'state'} holds NaN or inf"
+            for c, up, state in zip(clients, sound_up, sound_state, strict=True)
+            if not (up and state)
+        }
+        accepted = [i for i, c in enumerate(clients) if c not in refused]
+        states = tree.unstack({"state": out["state"], "moments": out["moments"]}, count)
+        for i in accepted:
+            self._states[clients[i]] = states[i]
+        if accepted and self._moments_like is None:
+            self._moments_like = tree.zeros_like(states[accepted[0]]["moments"])
+        index = torch.tensor(accepted, dtype=torch.int64, device=self.root.device)
+        ids = torch.tensor([clients[i] for i in accepted], dtype=torch.int64, device=self.root.device)
+        weights = torch.tensor(
+            [
+                float(self.pool.train.sizes[clients[i]]) if self.training.weighting == "samples" else 1.0
+                for i in accepted
+            ],
+            dtype=torch.float64,
+            device=self.root.device,
+        )
+        logged = {name: values.index_select(0, index).tolist() for name, values in out["logged"].items()}
+        return Trained(Uploads(tree.take(out["up"], index), weights, ids), refused, logged, padding, breaks)
+
+    def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
+        """Run ``personalize`` and ``predict`` for each client, after ``adapt`` for those that never took part."""
+        rows: dict[int, list[Evaluated]] = {}
+        for seen in (True, False):
+            places = [i for i, c in enumerate(clients) if self.took_part(c) == seen]
+            if not places:
+                continue
+            group = [clients[i] for i in places]
+            part = tree.take(own, torch.tensor(places, device=self.root.device))
+            work = self._count if seen else self._adapt_and_count
+            out, _, _ = self._map(work, group, rng.EVAL, round, shared, part, held_out=True)
+            rows |= self._rows(group, out)
+        return [row for c in clients for row in rows[c]]
+
+    def took_part(self, client: int) -> bool:
+        """Whether an upload of this client was ever accepted."""
+        return client in self._states
+
+    def states(self) -> dict[int, Tree]:
+        """The stored states by client."""
+        return dict(self._states)
+
+    def restore(self, states: dict[int, Tree]) -> None:
+        """Replace the stored states."""
+        self._states = {c: tree.to(s, self.root.device) for c, s in states.items()}
+        like = next(iter(self._states.values()), None)
+        self._moments_like = None if like is None else tree.zeros_like(like["moments"])
+
+    def probe(
+        self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree
+    ) -> Tree:
+        """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
+        width = max(self.pool.train.sizes[c] for c in clients)
+        return self._map(
+            lambda local, _, state, down: fn(local, state, down),
+            clients,
+            rng.EVAL,
+            0,
+            shared,
+            own,
+            width=width,
+        )[0]
+
+    def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
+        """The personal models themselves, one tree a client: for saving and for use outside."""
+        models: dict[int, Tree] = {}
+        for i, client in enumerate(clients):  # one at a time, so that only the results lie in memory
+            part = tree.take(own, torch.tensor([i], device=self.root.device))
+            work = self._personal if self.took_part(client) else self._adapted_personal
+            models[client] = tree.unstack(self._map(work, [client], rng.EVAL, round, shared, part)[0], 1)[0]
+        return [models[c] for c in clients]
+
+    # --- one client's work --------------------------------------------------------------------------------------
+
+    def _update(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
+        new, up = self.algorithm.client_update(local, state, down)
+        leaked = up.keys() & set(self.algorithm.private)
+        if leaked:
+            raise ValueError(
+                f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private"
+            )
+        return {"state": new, "up": up, "moments": local.moments, "logged": local.logged}
+
+    def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
+        training = replace(local.training, epochs=self.adapt_epochs) if self.adapt_epochs else local.training
+        rounds = torch.full_like(local.rounds, self.adapt_rounds)
+        moments: Tree = {}
+        for r in range(self.adapt_rounds):
+            desk = replace(
+                local,
+                key=rng.fold_in(rng.fold_in(local.key, rng.ADAPT), r),
+                training=training,
+                round=torch.full_like(local.round, r + 1),
+                rounds=rounds,
+                lr=torch.full_like(local.lr, training.lr * training.lr_factor(r + 1, self.adapt_rounds)),
+                moments=moments,
+                logged={},
+            )
+            state = self.algorithm.adapt(desk, state, down)
+            moments = desk.moments
+        return state
+
+    def _count(self, local: Local, held_out: dict[str, Data], state: Tree, down: Tree) -> Tree:
+        personal = self._personal(local, held_out, state, down)
+        counts = {split: self._score(local, data, personal) for split, data in held_out.items()}
+        return {"counts": counts, "logged": local.logged}
+
+    def _adapt_and_count(self, local: Local, held_out: dict[str, Data], state: Tree, down: Tree) -> Tree:
+        return self._count(local, held_out, self._adapt(local, state, down), down)
+
+    def _personal(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
+        return self.algorithm.personalize(local, state, down)
+
+    def _adapted_personal(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
+        return self.algorithm.personalize(local, self._adapt(local, state, down), down)
+
+    def _score(self, local: Local, data: Data, personal: Tree) -> Tree:
+        """Counts by view: correct predictions and summed cross entropy. A row with NaN logits is wrong."""
+        views: dict[str, Tree] = {}
+        index = torch.arange(data.width, device=self.root.device)
+        real = data.mask()
+        with torch.no_grad():
+            for rows in index.split(TEST_CHUNK):
+                x, y = data.gather(rows, local.key, train=False)
+                predictions = self.algorithm.predict(self.task, personal, x)
+                named = predictions if isinstance(predictions, dict) else {"personal": predictions}
+                for view, logits in named.items():
+                    right = (logits.argmax(dim=-1) == y) & torch.isfinite(logits).all(dim=-1)
+                    loss = F.cross_entropy(logits, y, reduction="none")
+                    part = {
+                        "correct": (right.to(real.dtype) * real[rows]).sum(),
+                        # where, not a product: padding must not turn an unsound loss into NaN, nor hide one
+                        "loss_sum": torch.where(real[rows] > 0, loss, torch.zeros_like(loss)).sum(),
+                    }
+                    views[view] = tree.add(views[view], part) if view in views else part
+        return views
+
+    def _rows(self, clients: Sequence[int], out: Tree) -> dict[int, list[Evaluated]]:
+        logged = {name: values.tolist() for name, values in out["logged"].items()}
+        rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
+        for split, views in out["counts"].items():
+            sizes = self._held_out()[split].sizes
+            for view, counts in views.items():
+                correct, loss_sum = counts["correct"].tolist(), counts["loss_sum"].tolist()
+                for i, c in enumerate(clients):
+                    values = {name: v[i] for name, v in logged.items()}
+                    rows[c].append(
+                        Evaluated(c, split, view, round(correct[i]), sizes[c], loss_sum[i], values)
+                    )
+        return rows
+
+    # --- preparing the call -------------------------------------------------------------------------------------
+
+    def _held_out(self) -> dict[str, Any]:
+        splits = {"test": self.pool.test, "val": self.pool.val}
+        return {name: rows for name, rows in splits.items() if any(rows.sizes)}
+
+    def _stored(self, client: int) -> Tree:
+        """A client's state and moments: stored ones, or the first ones of a client that never took part."""
+        if client in self._states:
+            return self._states[client]
+        known = client if client < self.pool.num_clients else -1
+        state = self.algorithm.client_init(
+            self.task, self.params, torch.tensor(known, device=self.root.device)
+        )
+        return {"state": state, "moments": self._moments_like or {}}
+
+    def _desk(
+        self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool
+    ) -> Local:
+        device, lr = self.root.device, self.training.lr * self.training.lr_factor(max(round, 1))
+        return Local(
+            task=self.task,
+            data=data,
+            key=key,
+            round=torch.tensor(round, device=device),
+            rounds=torch.tensor(self.training.rounds, device=device),
+            lr=torch.tensor(lr, dtype=self.task.dtype, device=device),
+            training=self.training,
+            smallest=min(sizes),
+            largest=max(sizes),
+            mapped=mapped,
+            moments=moments,
+        )
+
+    def _data(self, rows: Tensor, n: Tensor, extra: Tree) -> Data:
+        pool = self.pool
+        return Data(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
+
+    @abstractmethod
+    def _map(
+        self,
+        fn: ClientFunction,
+        clients: Sequence[int],
+        purpose: int,
+        round: int,
+        shared: Tree,
+        own: Tree,
+        *,
+        held_out: bool = False,
+        width: int | None = None,
+    ) -> tuple[Tree, float, int]:
+        """Run ``fn`` for each client: its results stacked in the order given, padding waste, host breaks."""

@@ -1,0 +1,92 @@
+"""The protocol of a method: a frozen dataclass of hyper-parameters with at most nine pure hooks.
+
+The client half is written for ONE client and never sees the others; the server half sees a leading
+axis of clients, because a real server does. Two hooks are required: ``client_update`` and
+``personalize``. A toy that shares the model and keeps nothing is the whole of FedAvg::
+
+    @final
+    @dataclass(frozen=True)
+    class FedAvg(Algorithm):
+        def client_update(self, local, state, down):
+            return state, {"model": local.sgd(local.task.loss, down["model"])}
+
+        def personalize(self, local, state, down):
+            return down["model"]
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from bespoke.core import tree
+from bespoke.core.local import Local
+from bespoke.core.settings import check
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+
+
+class Uploads(NamedTuple):
+    """What the clients of a round sent: whoever answered, and answered soundly."""
+
+    tree: Tree  # leaves (K, ...)
+    weights: Tensor  # (K,) number of train rows, or 1, by [training] weighting
+    clients: Tensor  # (K,) int64 ids
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method. Subclasses are ``@final`` frozen dataclasses; their fields are the hyper-parameters."""
+
+    # Top-level names of the client's state that may never occur in an upload.
+    private: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a hyper-parameter that is out of its range."""
+        check(self, type(self).__name__)
+
+    # --- on the server ------------------------------------------------------------------------------------------
+
+    def server_init(self, task: Task, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server's first state, from the common initial parameters. ``num_clients`` counts the training ones."""
+        return {"model": params}
+
+    def broadcast(self, server: Tree) -> Tree:
+        """What every client receives."""
+        return {"model": server["model"]}
+
+    def tailor(self, server: Tree, clients: Tensor) -> Tree:
+        """What each of ``clients`` (K,) receives beside it: leaves (K, ...); id -1 is a client never met."""
+        return {}
+
+    def aggregate(self, task: Task, server: Tree, uploads: Uploads, key: Tensor) -> Tree:
+        """The server's next state: by default the weighted mean of each uploaded name."""
+        unknown = uploads.tree.keys() - server.keys()
+        if unknown:
+            raise KeyError(
+                f"{type(self).__name__} uploads {sorted(unknown)}, which the server does not hold: "
+                "aggregate them in the method's own `aggregate`"
+            )
+        return server | tree.mean(uploads.tree, uploads.weights)
+
+    # --- on one client ------------------------------------------------------------------------------------------
+
+    def client_init(self, task: Task, params: Tree, client: Tensor) -> Tree:
+        """A client's first state; ``client`` is its id (0-d), -1 for one that is not in the training population."""
+        return {}
+
+    def client_update(self, local: Local, state: Tree, down: Tree) -> tuple[Tree, Tree]:
+        """One round of local work: the new state and the upload."""
+        raise NotImplementedError(f"{type(self).__name__} needs client_update(local, state, down)")
+
+    def adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
+        """The state of a client that never took part, made ready to personalise. Trains personal parts only."""
+        return state
+
+    def personalize(self, local: Local, state: Tree, down: Tree) -> Tree:
+        """The client's own model: what :meth:`predict` takes. It may train; it changes no state."""
+        raise NotImplementedError(f"{type(self).__name__} needs personalize(local, state, down)")
+
+    def predict(self, task: Task, personal: Tree, x: Tensor) -> Any:
+        """Logits (B, C) of the personal model for x (B, ...), or several by name; the first is the headline."""
+        return task.logits(personal, x)

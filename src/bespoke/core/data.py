@@ -1,0 +1,145 @@
+"""The federation's data: one pool of examples, and for each client the rows that are its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespoke.core import tree
+from bespoke.core.tree import Tree
+
+# transform(key, x, extra, train) -> x: applied to every gathered batch; `extra` are the client's own constants.
+Transform = Callable[[Tensor, Tensor, Tree, bool], Tensor]
+
+
+class Batch(NamedTuple):
+    """A minibatch of one client; where ``mask`` is 0 there is only padding."""
+
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B,) int64
+    mask: Tensor  # (B,) 1.0 for a real row, 0.0 for padding
+    rows: Tensor  # (B,) position in the client's own list of rows: serves caches
+    step: Tensor  # () int64, counted within the fold
+    key: Tensor  # (2,) for dropout, augmentation, noise
+
+
+@dataclass(frozen=True)
+class Data:
+    """What one client can see: the pool, the rows of it that are its own (padded), and how many are real."""
+
+    x: Tensor  # (N, ...) the pool
+    y: Tensor  # (N,) int64
+    rows: Tensor  # (width,) int64; beyond n they repeat a valid row
+    n: Tensor  # () int64
+    extra: Tree = field(default_factory=dict)
+    transform: Transform | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def width(self) -> int:
+        """The padded number of rows."""
+        return self.rows.shape[-1]
+
+    def mask(self) -> Tensor:
+        """1.0 for each real row, 0.0 for padding: (width,)."""
+        return (torch.arange(self.width, device=self.rows.device) < self.n).to(self.dtype)
+
+    def gather(self, index: Tensor, key: Tensor, train: bool) -> tuple[Tensor, Tensor]:
+        """Examples and labels at positions ``index`` (B,) of the client's list: x (B, ...), y (B,)."""
+        rows = self.rows[index]
+        x = self.x[rows]
+        if self.transform is not None:
+            x = self.transform(key, x, self.extra, train)
+        elif x.dtype == torch.uint8:
+            x = x.to(self.dtype) / 127.5 - 1.0
+        return (x.to(self.dtype) if x.is_floating_point() else x), self.y[rows]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Index lists of all clients, one after another, so that memory follows the data and not the largest client."""
+
+    index: Tensor  # (sum of n,) int64 into the pool
+    sizes: tuple[int, ...]  # n of each client
+
+    @staticmethod
+    def of(lists: Sequence[Any]) -> "Rows":
+        """From one list of pool rows for each client."""
+        parts = [torch.as_tensor(rows, dtype=torch.int64).reshape(-1) for rows in lists]
+        return Rows(
+            torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64), tuple(len(p) for p in parts)
+        )
+
+    def __post_init__(self) -> None:
+        ends = torch.tensor((0, *self.sizes), dtype=torch.int64).cumsum(0)
+        object.__setattr__(self, "_start", ends[:-1].tolist())
+
+    def client(self, client: int) -> Tensor:
+        """The pool rows of one client: int64 (n,)."""
+        start: int = self._start[client]  # type: ignore[attr-defined]
+        return self.index[start : start + self.sizes[client]]
+
+    def block(self, clients: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
+        """Padded rows (K, width) and true sizes (K,); padding repeats pool row 0."""
+        rows = self.index.new_zeros(len(clients), width)
+        for i, client in enumerate(clients):
+            own = self.client(client)
+            rows[i, : len(own)] = own
+        return rows, torch.tensor([self.sizes[c] for c in clients], device=self.index.device)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The whole federation: examples, and each client's train, validation and test rows.
+
+    The first ``num_clients`` clients are the training population; the rest are new clients, met only
+    in evaluation.
+    """
+
+    x: Tensor  # (N, ...) uint8 or floating, or integer tokens
+    y: Tensor  # (N,) int64
+    train: Rows
+    test: Rows
+    val: Rows
+    num_classes: int
+    num_clients: int
+    names: tuple[str, ...]
+    extra: Tree = field(default_factory=dict)  # leaves (clients, ...)
+    transform: Transform | None = None
+
+    @property
+    def total_clients(self) -> int:
+        """Training population and new clients."""
+        return len(self.train.sizes)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Pool":
+        """The pool on a device, floating examples in ``dtype``; done once."""
+        x = self.x.to(device=device, dtype=dtype) if self.x.is_floating_point() else self.x.to(device)
+        return replace(
+            self,
+            x=x,
+            y=self.y.to(device),
+            train=replace(self.train, index=self.train.index.to(device)),
+            test=replace(self.test, index=self.test.index.to(device)),
+            val=replace(self.val, index=self.val.index.to(device)),
+            extra=tree.to(self.extra, device),
+        )
+
+
+def blocks(sizes: Sequence[int], chunk: int) -> list[list[int]]:
+    """Pack positions into blocks of similar size: at most ``chunk`` each, none under half the block's largest.
+
+    Small clients are kept together whatever their ratio, since a few padded rows cost less than a call.
+    """
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+    packed: list[list[int]] = []
+    for i in order:
+        if packed and len(packed[-1]) < chunk:
+            largest = sizes[packed[-1][0]]
+            if sizes[i] * 2 >= largest or largest <= 16:
+                packed[-1].append(i)
+                continue
+        packed.append([i])
+    return packed

@@ -1,0 +1,103 @@
+"""Randomness is data: counter-based keys (Threefry-2x32, 20 rounds) on int64 tensors.
+
+A *key* is an int64 tensor [..., 2] of two 32-bit words. A draw depends on its key and its counter
+alone, so it is the same in a loop, under vmap, on every device, and with any padding. Integers and
+uniforms are equal everywhere to the bit; normals to 1e-6 across devices.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# The root key of a run is split once, by purpose, so that no purpose can disturb another.
+DATA, INIT, COHORT, TRAIN, EVAL, ADAPT, SERVER = range(7)
+
+_MASK = 0xFFFFFFFF
+_PARITY = 0x1BD11BDA
+_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+
+
+def threefry(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    """The Threefry-2x32-20 block function on int64 tensors that hold 32-bit words (they broadcast)."""
+    ks = k0, k1, k0 ^ k1 ^ _PARITY
+    x0, x1 = (x0 + k0) & _MASK, (x1 + k1) & _MASK
+    for group in range(5):
+        for r in _ROTATIONS[group % 2]:
+            x0 = (x0 + x1) & _MASK
+            x1 = (((x1 << r) & _MASK) | (x1 >> (32 - r))) ^ x0
+        x0 = (x0 + ks[(group + 1) % 3]) & _MASK
+        x1 = (x1 + ks[(group + 2) % 3] + group + 1) & _MASK
+    return x0, x1
+
+
+def key(seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """The root key [2] of a seed (any integer; its lowest 64 bits count)."""
+    return torch.tensor([(seed >> 32) & _MASK, seed & _MASK], dtype=torch.int64, device=device)
+
+
+def _words(counter: Tensor) -> tuple[Tensor, Tensor]:
+    return (counter >> 32) & _MASK, counter & _MASK
+
+
+def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
+    """A new key [..., 2] for each ``data`` (an int or int64 tensor that broadcasts with ``key[..., 0]``)."""
+    if not isinstance(data, Tensor):
+        data = torch.tensor(data, dtype=torch.int64, device=key.device)
+    return torch.stack(threefry(key[..., 0], key[..., 1], *_words(data)), dim=-1)
+
+
+def bits(key: Tensor, counter: Tensor) -> Tensor:
+    """A 32-bit integer for each counter: int64 in [0, 2**32), of the broadcast shape."""
+    return threefry(key[..., 0], key[..., 1], *_words(counter))[0]
+
+
+def _counters(key: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.arange(math.prod(shape), device=key.device).reshape(tuple(shape))
+
+
+def uniform(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform numbers in [0, 1) on a grid of 2**-24, from one key [2]."""
+    return (bits(key, _counters(key, shape)) >> 8).to(dtype) * 2.0**-24
+
+
+def normal(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers by the Box-Muller rule, from one key [2]."""
+    a, b = threefry(key[..., 0], key[..., 1], *_words(_counters(key, shape)))
+    radius = torch.sqrt(-2.0 * torch.log(((a >> 8) + 1).double() * 2.0**-24))
+    return (radius * torch.cos((2.0 * math.pi * 2.0**-24) * (b >> 8).double())).to(dtype)
+
+
+def shuffle(key: Tensor, rows: int, n: int | Tensor) -> Tensor:
+    """A permutation of 0..n-1 followed by the padding n..rows-1: int64 [..., rows] for keys [..., 2].
+
+    A row's sort value depends on the key and the row alone, and sorting is stable: more padding
+    changes nothing.
+    """
+    row = torch.arange(rows, device=key.device)
+    value = bits(key[..., None, :], row)
+    return torch.where(row < n, value, 2**32).argsort(dim=-1, stable=True)
+
+
+def stream(root: Tensor, purpose: int, round: int | Tensor = 0, client: int | Tensor = 0) -> Tensor:
+    """The key [..., 2] of one purpose, round and client."""
+    return fold_in(fold_in(fold_in(root, purpose), round), client)
+
+
+def cohort(root: Tensor, round: int, num_clients: int, rate: float, sampling: str) -> list[int]:
+    """The clients of a round, in ascending order; it depends on the seed and the round alone.
+
+    ``fixed``: the first max(1, floor(rate * M)) of the shuffled clients. ``bernoulli``: each client
+    with probability ``rate``; an empty draw is repeated with the try's number folded in.
+    """
+    draw = stream(root, COHORT, round)
+    if sampling == "fixed":
+        size = max(1, math.floor(rate * num_clients + 1e-9))  # 0.29 * 100 is 28.999..., and means 29
+        return sorted(shuffle(draw, num_clients, num_clients)[:size].tolist())
+    for attempt in range(10_000):
+        key = fold_in(draw, attempt) if attempt else draw
+        chosen = (uniform(key, (num_clients,), torch.float64) < rate).nonzero().flatten().tolist()
+        if chosen:
+            return list(chosen)
+    raise ValueError(f"no client was drawn in 10,000 tries at rate {rate}: raise training.rate")

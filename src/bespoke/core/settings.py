@@ -1,0 +1,105 @@
+"""Fields that check themselves, and the training settings that clients and server share."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+def knob(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[Any, ...] = (),
+) -> Any:
+    """A dataclass field with a sentence on what it counts and the values it takes.
+
+    ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one.
+    """
+    rules = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices}
+    return dataclasses.field(
+        default=default, metadata={k: v for k, v in rules.items() if v not in (None, ())}
+    )
+
+
+def allowed(field: "dataclasses.Field[Any]") -> str:
+    """The allowed values of a knob in words, or an empty string."""
+    rules = field.metadata
+    if "choices" in rules:
+        return "one of " + ", ".join(repr(c) for c in rules["choices"])
+    parts = [
+        f"{word} {rules[name]:g}"
+        for name, word in (("above", "greater than"), ("low", "at least"), ("high", "at most"))
+        if name in rules
+    ]
+    return " and ".join(parts)
+
+
+def problem(field: "dataclasses.Field[Any]", value: Any) -> str:
+    """What is wrong with a knob's value (of the right type), or an empty string."""
+    rules = field.metadata
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    bad = (
+        ("choices" in rules and value not in rules["choices"])
+        or (numeric and not math.isfinite(value))
+        or (numeric and "low" in rules and value < rules["low"])
+        or (numeric and "high" in rules and value > rules["high"])
+        or (numeric and "above" in rules and value <= rules["above"])
+    )
+    return f"must be {allowed(field) or 'a finite number'}, not {value!r}" if bad else ""
+
+
+def check(settings: Any, where: str) -> None:
+    """Raise ValueError with one sentence for the first knob of a dataclass that is out of range."""
+    for field in dataclasses.fields(settings):
+        wrong = problem(field, getattr(settings, field.name))
+        if wrong:
+            raise ValueError(f"{where}: {field.name} {wrong}")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The ``[training]`` table: how long, how, and with whom to train."""
+
+    rounds: int = knob(50, "communication rounds", low=1)
+    epochs: int = knob(1, "passes over a client's rows in a round", low=1)
+    steps: int = knob(0, "SGD steps in a round instead of epochs; 0 means epochs count", low=0)
+    batch: int = knob(32, "rows in a minibatch; a client with fewer rows uses all of them", low=1)
+    last_batch: str = knob("keep", "what happens to a last, partial minibatch", choices=("keep", "drop"))
+    optimizer: str = knob("sgd", "update rule", choices=("sgd", "adam"))
+    lr: float = knob(0.05, "learning rate", above=0)
+    momentum: float = knob(0.0, "momentum of SGD", low=0, high=1)
+    beta1: float = knob(0.9, "Adam's first decay rate", low=0, high=1)
+    beta2: float = knob(0.999, "Adam's second decay rate", low=0, high=1)
+    weight_decay: float = knob(0.0, "weight decay, added to the gradient", low=0)
+    clip: float = knob(0.0, "largest norm of a gradient; 0 = no clipping", low=0)
+    schedule: str = knob("constant", "learning rate over rounds", choices=("constant", "cosine", "step"))
+    lr_final: float = knob(0.0, "learning rate at the end of a cosine schedule", low=0)
+    schedule_rounds: int = knob(
+        0, "length of a cosine schedule, or of one stage of a step schedule; 0 = rounds", low=0
+    )
+    decay: float = knob(0.1, "factor at each stage of a step schedule", above=0, high=1)
+    keep_optimizer: bool = knob(False, "keep the optimiser's moments on the client between rounds")
+    sampling: str = knob("fixed", "how a round's clients are drawn", choices=("fixed", "bernoulli"))
+    rate: float = knob(1.0, "share of the clients in a round", above=0, high=1)
+    full_last: bool = knob(False, "all clients take part in the last round")
+    weighting: str = knob("samples", "a client's weight in the mean", choices=("samples", "uniform"))
+    skip_empty: bool = knob(False, "leave out clients without training rows instead of refusing them")
+
+    def horizon(self) -> int:
+        """Rounds over which the schedule runs."""
+        return self.schedule_rounds or self.rounds
+
+    def lr_factor(self, round: int, horizon: int | None = None) -> float:
+        """Learning rate of a round (counted from 1) relative to ``lr``."""
+        horizon = horizon or self.horizon()
+        if self.schedule == "cosine":
+            done = min(round - 1, horizon) / horizon
+            floor = self.lr_final / self.lr
+            return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
+        if self.schedule == "step":
+            return float(self.decay ** ((round - 1) // horizon))
+        return 1.0

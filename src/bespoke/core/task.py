@@ -1,0 +1,155 @@
+"""A model as pure functions of its parameters, split by module into body, head and norm layers."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from bespoke.core import rng
+from bespoke.core.data import Batch
+from bespoke.core.tree import Tree
+from bespoke.errors import UserError
+
+_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``values`` (B,) over the real rows; 0 if there is none."""
+    return (values * mask).sum() / mask.sum().clamp(min=1.0)
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean cross entropy of logits (B, C) over the real rows of a batch, 0-d."""
+    return masked_mean(F.cross_entropy(logits, batch.y, reduction="none"), batch.mask)
+
+
+class Task:
+    """A classifier ``head(features(x))`` as functions of a flat parameter tree ``{"conv1.weight": ...}``.
+
+    ``build`` makes the module with torch's own initialisation; ``head`` names the sub-module that turns
+    features into logits. Parameters belong to the head, the body or the norm layers by the module that
+    owns them, never by their name.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        head: str,
+        num_classes: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """``build() -> module``; ``head`` is its dotted name in the module."""
+        self._build = build
+        self.num_classes = num_classes
+        self.device = torch.device(device)
+        self.dtype = dtype
+        with torch.random.fork_rng(devices=[]):
+            module = build()
+        _check_module(module, head)
+        self._module = module.to(device=self.device, dtype=dtype).requires_grad_(False)
+        self._head = self._module.get_submodule(head)
+        self._features = _without_head(self._module, head)
+        names = [name for name, _ in self._module.named_parameters()]
+        self._prefix = head + "."
+        self.head_names = tuple(n for n in names if n.startswith(self._prefix))
+        self.body_names = tuple(n for n in names if not n.startswith(self._prefix))
+        norms = {m for m, layer in self._module.named_modules() if isinstance(layer, _NORMS)}
+        self.norm_names = tuple(n for n in names if n.rpartition(".")[0] in norms)
+
+    def init(self, key: Tensor) -> Tree:
+        """Initial parameters: torch's own init on the CPU, in a generator seeded from ``key`` [2], then moved."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
+            module = self._build()
+        return {
+            n: p.detach().clone().to(device=self.device, dtype=self.dtype)
+            for n, p in module.named_parameters()
+        }
+
+    def logits(self, params: Tree, x: Tensor) -> Tensor:
+        """x (B, ...) -> logits (B, C)."""
+        return functional_call(self._module, params, (x,), tie_weights=False)
+
+    def features(self, params: Tree, x: Tensor) -> Tensor:
+        """x (B, ...) -> features (B, d): what enters the head. Only the body's parameters are read."""
+        return functional_call(self._features, self.body(params), (x,), tie_weights=False)
+
+    def classify(self, params: Tree, features: Tensor) -> Tensor:
+        """features (B, d) -> logits (B, C). Only the head's parameters are read."""
+        head = {n.removeprefix(self._prefix): p for n, p in self.head(params).items()}
+        return functional_call(self._head, head, (features,), tie_weights=False)
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        """Mean cross entropy over the real rows of a batch, 0-d."""
+        return cross_entropy(self.logits(params, batch.x), batch)
+
+    def head(self, params: Tree) -> Tree:
+        """The head's part of a parameter tree."""
+        return {n: params[n] for n in self.head_names}
+
+    def body(self, params: Tree) -> Tree:
+        """Everything but the head."""
+        return {n: params[n] for n in self.body_names}
+
+    def norm(self, params: Tree) -> Tree:
+        """Scale and shift of the normalisation layers."""
+        return {n: params[n] for n in self.norm_names}
+
+    def module(self, params: Tree) -> nn.Module:
+        """A plain module of its own with these parameters, for use outside."""
+        module = copy.deepcopy(self._module)
+        module.load_state_dict({n: p.detach() for n, p in params.items()}, strict=False)
+        return module
+
+    def check(self, x: Tensor) -> None:
+        """Refuse a module that is not head(features(x)) with one row of logits per example; ``x`` (B, ...)."""
+        params = dict(self._module.named_parameters())
+        logits = self.logits(params, x)
+        if logits.shape != (len(x), self.num_classes):
+            raise UserError(
+                f"the model gives outputs of shape {tuple(logits.shape)} for {len(x)} examples, "
+                f"but the data has {self.num_classes} classes: make it give ({len(x)}, {self.num_classes})"
+            )
+        composed = self.classify(params, self.features(params, x))
+        if composed.shape != logits.shape or not torch.allclose(composed, logits, rtol=1e-4, atol=1e-5):
+            raise UserError(
+                f"the model is not its head '{self._prefix[:-1]}' applied to features: replacing that module by the "
+                "identity and applying it afterwards gives other outputs; name the last layer as head"
+            )
+
+
+def _without_head(module: nn.Module, head: str) -> nn.Module:
+    parent, _, leaf = head.rpartition(".")
+    # The copy shares no structure with the original, so that putting the identity in place stays local.
+    body = copy.deepcopy(module)
+    setattr(body.get_submodule(parent), leaf, nn.Identity())
+    return body
+
+
+def _check_module(module: nn.Module, head: str) -> None:
+    modules = dict(module.named_modules())
+    if not head or head not in modules:
+        names = ", ".join(repr(n) for n, m in modules.items() if n and not list(m.children()))
+        raise UserError(f"the model has no module named {head!r} to serve as head; its layers are {names}")
+    if not list(modules[head].parameters()):
+        raise UserError(
+            f"the module {head!r} has no parameters and cannot serve as head: name the last linear layer"
+        )
+    for name, layer in modules.items():
+        if isinstance(layer, _BATCH_NORMS) or getattr(layer, "track_running_stats", False):
+            raise UserError(
+                f"layer {name!r} keeps running statistics (BatchNorm), which clients cannot share honestly: "
+                "use nn.GroupNorm, nn.InstanceNorm2d(affine=True) or nn.LayerNorm instead"
+            )
+        if isinstance(layer, _DROPOUTS) and layer.p > 0:
+            raise UserError(
+                f"layer {name!r} is dropout with p={layer.p}, whose draws could not be repeated: set p=0"
+            )
+    if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
+        raise UserError("the model ties parameters between layers, which has no clear split: untie them")

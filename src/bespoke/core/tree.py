@@ -1,0 +1,165 @@
+"""Nested dicts of tensors: the one kind of value for states, messages and loop carries.
+
+Every function here is pure and works leaf by leaf, so it means the same for one client and under
+``torch.func.vmap``. A *stacked* tree has one more leading axis on every leaf: the clients.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]
+
+
+def map(fn: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """Apply ``fn`` to the leaves of trees that have the same names."""
+    for other in others:
+        if other.keys() != tree.keys():
+            raise ValueError(
+                f"trees with different names cannot be combined: {sorted(tree)} and {sorted(other)}"
+            )
+    return {
+        name: map(fn, value, *(o[name] for o in others))
+        if isinstance(value, dict)
+        else fn(value, *(o[name] for o in others))
+        for name, value in tree.items()
+    }
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """The tensors of a tree in the order of its names."""
+    for value in tree.values():
+        if isinstance(value, dict):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """One flat dict ``{"a/b": tensor}``; names may not contain a slash."""
+    flat: dict[str, Tensor] = {}
+    for name, value in tree.items():
+        if "/" in name:
+            raise ValueError(f"a tree's name may not contain a slash: {name!r}")
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}/")
+            if not value:
+                flat[f"{prefix}{name}/"] = torch.empty(0)  # keeps an empty branch through a round trip
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def unflatten(flat: dict[str, Tensor]) -> Tree:
+    """The inverse of :func:`flatten`."""
+    tree: Tree = {}
+    for path, value in flat.items():
+        *parents, name = path.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        if name:
+            branch[name] = value
+    return tree
+
+
+def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
+    """``a + scale * b``."""
+    return map(lambda x, y: x + scale * y, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """``a - b``."""
+    return map(torch.sub, a, b)
+
+
+def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
+    """``a`` where the 0-d condition holds, else ``b``; an unsound value in the branch not taken does no harm."""
+    return map(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """A tree of zeros with the same names and shapes."""
+    return map(torch.zeros_like, tree)
+
+
+def detach(tree: Tree) -> Tree:
+    """The same values, cut from any autograd graph."""
+    return map(torch.Tensor.detach, tree)
+
+
+def to(tree: Tree, *args: Any, **kwargs: Any) -> Tree:
+    """``Tensor.to`` on every leaf."""
+    return map(lambda t: t.to(*args, **kwargs), tree)
+
+
+def sq_dist(a: Tree, b: Tree) -> Tensor:
+    """Squared Euclidean distance between two trees, a 0-d tensor."""
+    return torch.stack([(x - y).square().sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()
+
+
+def sq_norm(a: Tree) -> Tensor:
+    """Squared Euclidean norm of a tree, a 0-d tensor."""
+    return torch.stack([x.square().sum() for x in leaves(a)]).sum()
+
+
+def mean(stacked: Tree, weights: Tensor) -> Tree:
+    """Weighted mean over the leading axis of a stacked tree; ``weights`` [K] need not sum to one.
+
+    Sums in float64, so that the result does not depend on how many clients there are, and returns
+    each leaf in its own type. Integer leaves have no mean and are an error.
+    """
+    share = weights.double() / weights.double().sum()
+
+    def leaf(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise TypeError(
+                "an upload with integer leaves has no mean: aggregate those names in the method's own `aggregate`"
+            )
+        return torch.tensordot(share, x.double(), dims=1).to(x.dtype)
+
+    return map(leaf, stacked)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of K clients -> one tree with a leading axis [K]."""
+    return map(lambda *xs: torch.stack(xs), *trees)
+
+
+def unstack(stacked: Tree, count: int) -> list[Tree]:
+    """The inverse of :func:`stack`: ``count`` trees that own their memory."""
+    return [map(lambda x, i=i: x[i].clone(), stacked) for i in range(count)]
+
+
+def take(stacked: Tree, index: Tensor) -> Tree:
+    """Rows ``index`` [K] of the leading axis of every leaf."""
+    return map(lambda x: x.index_select(0, index.to(x.device)), stacked)
+
+
+def concat(parts: Sequence[Tree]) -> Tree:
+    """Stacked trees one after another along the leading axis."""
+    return map(lambda *xs: torch.cat(xs), *parts)
+
+
+def finite(stacked: Tree, count: int) -> Tensor:
+    """For each of ``count`` clients, whether all its floating leaves are finite: bool [count]."""
+    sound: Tensor | None = None
+    for x in leaves(stacked):
+        if x.is_floating_point():
+            ok = torch.isfinite(x).reshape(count, -1).all(dim=1)
+            sound = ok if sound is None else sound & ok
+    return torch.ones(count, dtype=torch.bool) if sound is None else sound
+
+
+def nbytes(tree: Tree, stacked: bool = False) -> int:
+    """Bytes on the wire: four for each floating number whatever the precision, an integer's own size.
+
+    For a stacked tree: the bytes of one client.
+    """
+    return sum(
+        math.prod(x.shape[1:] if stacked else x.shape) * (4 if x.is_floating_point() else x.element_size())
+        for x in leaves(tree)
+    )

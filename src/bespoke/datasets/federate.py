@@ -1,0 +1,164 @@
+"""From the ``[data]`` table, or from arrays of one's own, to a federation."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from bespoke.core.data import Pool, Transform
+from bespoke.datasets import sources
+from bespoke.datasets.examples import ClientArrays, Examples, Loader, join
+from bespoke.datasets.partition import PARTITIONS, Partition, follow
+from bespoke.datasets.pool import LOAD, PARTITION, cut, generator, pool_of
+from bespoke.datasets.settings import DataSettings
+from bespoke.errors import UserError
+
+DEFAULT_CLIENTS = 20
+
+# A loader's docstring is the line that describes its data set.
+DATASETS: dict[str, Loader] = {
+    "digits": sources.digits,
+    "gaussian": sources.gaussian,
+    "files": sources.files,
+}
+
+
+def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -> Pool:
+    """The federation of a ``[data]`` table: settings and seed alone decide it, whatever the method."""
+    return partitioned(settings, seed, skip_empty)[0]
+
+
+def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> tuple[Pool, Partition]:
+    """The federation of :func:`federate_data`, and the partition it came from with its number of tries."""
+    settings = settings.checked()
+    if settings.name not in DATASETS:
+        near = difflib.get_close_matches(settings.name, DATASETS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
+        raise UserError(f"[data] name = {settings.name!r} is none of {', '.join(DATASETS)}: {hint}")
+    return _spread(DATASETS[settings.name](settings, generator(seed, LOAD)), settings, seed, skip_empty)
+
+
+def from_arrays(
+    clients: Sequence[Any] | Mapping[Any, Any],
+    *,
+    test: float = 0.2,
+    validation: float = 0.0,
+    new_clients: int = 0,
+    num_classes: int | None = None,
+    seed: int = 0,
+    transform: Transform | None = None,
+    skip_empty: bool = False,
+) -> Pool:
+    """The federation of clients that bring their own data: a list of them, or a dict by name.
+
+    A client is ``(x, y)`` or ``(x, y, x_test, y_test)`` with x (n, ...) and integer y (n,), arrays or
+    tensors; or a torch Dataset of (x, y) pairs, or ``(train_dataset, test_dataset)``. Where a client
+    brings no test rows, a share ``test`` of its rows is drawn; ``validation`` is a share of its train rows.
+    The last ``new_clients`` are met only in evaluation. ``num_classes`` defaults to the largest label plus
+    one. uint8 examples are scaled to [-1, 1] unless a ``transform`` is given.
+    """
+    named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
+    arrays = [_client_arrays(str(name), client) for name, client in named]
+    if not arrays:
+        raise UserError("there are no clients: give at least one")
+    settings = DataSettings(
+        name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
+    ).checked()
+    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform)
+    return _spread(examples, settings, seed, skip_empty)[0]
+
+
+def _spread(
+    examples: Examples, settings: DataSettings, seed: int, skip_empty: bool
+) -> tuple[Pool, Partition]:
+    own = len(examples.owner_names)
+    scheme = settings.partition
+    if scheme == "auto":
+        scheme = "natural" if own else "dirichlet"
+    natural = scheme == "natural" and own > 0
+    clients = settings.clients or (own if natural else DEFAULT_CLIENTS)
+    if natural and clients > own:
+        raise UserError(
+            f"[data] clients is {clients}, but the data set has {own} clients of its own: lower it"
+        )
+    if settings.new_clients >= clients:
+        raise UserError(
+            f"{settings.new_clients} of {clients} clients cannot be new ones: lower [data] new_clients, "
+            "so that at least one takes part in training"
+        )
+    marks = examples.official_test
+    if settings.pool == "split" and marks is None:
+        raise UserError(
+            f'{settings.name!r} has no official test rows to keep apart: set [data] pool = "train+test"'
+        )
+    apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
+
+    rng = generator(seed, PARTITION)
+    rows = np.flatnonzero(~marks) if apart and marks is not None else np.arange(len(examples.y))
+    owner = None if examples.owner is None else examples.owner[rows]
+    labels = examples.y[rows]
+    run = PARTITIONS[scheme].run
+    found = run(labels, owner, replace(settings, clients=clients), rng)
+    lists = [rows[part] for part in found.lists]
+    test_lists = None
+    if apart and marks is not None:
+        others = np.flatnonzero(marks)
+        if natural and examples.owner is not None:
+            test_lists = [others[examples.owner[others] == i] for i in range(clients)]
+        else:
+            parts = follow(labels, found.lists, examples.y[others], rng)
+            test_lists = [others[part] for part in parts]
+
+    train, test, val = cut(lists, settings.test, settings.validation, settings.keep, seed, test_lists)
+    pool = pool_of(
+        examples.x,
+        examples.y,
+        train,
+        test,
+        val,
+        num_classes=examples.num_classes,
+        names=examples.owner_names[:clients] if natural else None,
+        new_clients=settings.new_clients,
+        transform=examples.transform,
+        skip_empty=skip_empty,
+    )
+    return pool, Partition(lists, found.tries)
+
+
+def _client_arrays(name: str, client: Any) -> ClientArrays:
+    where = f"client {name!r}"
+    if isinstance(client, Dataset):
+        return ClientArrays(name, where, *_read_dataset(client, where))
+    if isinstance(client, tuple | list) and len(client) == 2 and all(isinstance(d, Dataset) for d in client):
+        return ClientArrays(name, where, *(part for d in client for part in _read_dataset(d, where)))
+    if isinstance(client, tuple | list) and len(client) in (2, 4):
+        return ClientArrays(name, where, *(_from_tensor(part) for part in client))
+    raise UserError(
+        f"{where} is a {type(client).__name__}: give (x, y), (x, y, x_test, y_test), a torch Dataset, "
+        "or a pair of Datasets for training and test"
+    )
+
+
+def _from_tensor(part: Any) -> Any:
+    if not isinstance(part, torch.Tensor):
+        return part
+    part = part.detach().cpu()
+    return (part.float() if part.dtype == torch.bfloat16 else part).numpy()
+
+
+def _read_dataset(dataset: "Dataset[Any]", where: str) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise UserError(f"the Dataset of {where} has no length: give one with __len__ and __getitem__")
+    pairs = [dataset[i] for i in range(len(dataset))]
+    try:
+        xs = [np.asarray(_from_tensor(x)) for x, _ in pairs]
+        ys = [np.asarray(_from_tensor(y)) for _, y in pairs]
+        return (np.stack(xs), np.stack(ys)) if pairs else (np.empty(0), np.empty(0))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the Dataset of {where} does not give (x, y) pairs of one shape: {str(error).splitlines()[0]}"
+        ) from None

@@ -1,0 +1,214 @@
+"""How rows become clients: pure functions of the labels and a generator.
+
+Each returns a :class:`Partition`: one ascending array of row numbers for each client, disjoint.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bespoke.datasets.settings import DataSettings
+from bespoke.errors import UserError
+
+MAX_TRIES = 100_000
+_DRAWS_AT_ONCE = 2**22  # numbers in the largest array of a batch of tries
+
+
+class Partition(NamedTuple):
+    """Rows of each client, and how many draws it took to satisfy the smallest size."""
+
+    lists: list[np.ndarray]  # int64 (n_i,) for each client
+    tries: int = 1
+
+
+def iid(labels: np.ndarray, rng: np.random.Generator, clients: int) -> Partition:
+    """Shuffled rows of ``labels`` (N,) in equal parts; sizes differ by one at most."""
+    _check_clients(len(labels), clients)
+    return Partition([np.sort(rows) for rows in np.array_split(rng.permutation(len(labels)), clients)])
+
+
+def dirichlet(
+    labels: np.ndarray,
+    rng: np.random.Generator,
+    clients: int,
+    alpha: float,
+    min_rows: int = 1,
+    balance: bool = True,
+) -> Partition:
+    """Each class of ``labels`` (N,) is spread over the M clients by shares p ~ Dir(alpha, ..., alpha).
+
+    With ``balance`` a client that already holds N/M rows or more gets p = 0 and the others' shares are
+    scaled up. The n_k rows of a class are cut at floor(cumsum(p) n_k), and the last client takes the
+    rest. The whole is redrawn until every client has ``min_rows`` rows. What a client holds depends on
+    the labels only through n_k, so counts are drawn for many tries at once and rows are dealt out for
+    the accepted one alone.
+    """
+    if not alpha > 0:
+        raise UserError(f"[data] alpha must be greater than 0, not {alpha!r}")
+    _check_clients(len(labels), clients)
+    if min_rows * clients > len(labels):
+        raise UserError(
+            f"{clients} clients of at least {min_rows} rows need more than the {len(labels)} rows there are: "
+            "lower [data] min_rows or clients"
+        )
+    classes, sizes = np.unique(labels, return_counts=True)
+    largest = max(1, _DRAWS_AT_ONCE // (len(sizes) * clients))
+    done, batch = 0, min(4, largest)
+    while done < MAX_TRIES:
+        batch = min(batch, largest, MAX_TRIES - done)
+        counts = dirichlet_counts(rng, sizes, clients, alpha, balance, batch)
+        accepted = np.flatnonzero(counts.sum(axis=1).min(axis=1) >= min_rows)
+        if len(accepted):
+            lists = _deal(labels, classes, counts[accepted[0]], rng)
+            return Partition(lists, done + int(accepted[0]) + 1)
+        done += batch
+        batch *= 2
+    raise UserError(
+        f"{MAX_TRIES:,} draws of Dir({alpha:g}) over {clients} clients never gave each of them {min_rows} "
+        "rows: raise [data] alpha, or lower clients or min_rows"
+    )
+
+
+def dirichlet_counts(
+    rng: np.random.Generator, sizes: np.ndarray, clients: int, alpha: float, balance: bool, tries: int
+) -> np.ndarray:
+    """Rows of each class on each client in independent tries: int64 (tries, classes, clients).
+
+    ``sizes`` (classes,) are the rows n_k of each class. Dirichlet shares are normalised gamma draws; they
+    are drawn as logarithms, because for a small alpha the draws themselves would underflow to zero.
+    """
+    counts = np.empty((tries, len(sizes), clients), dtype=np.int64)
+    held = np.zeros((tries, clients), dtype=np.int64)
+    even = sizes.sum() / clients
+    for k, size in enumerate(sizes):
+        logs = (
+            np.log(rng.standard_gamma(alpha + 1.0, held.shape)) - rng.standard_exponential(held.shape) / alpha
+        )
+        if balance:
+            logs[held >= even] = -np.inf  # never all of them: a class is still to come
+        cuts = np.exp(logs - logs.max(axis=1, keepdims=True)).cumsum(axis=1)
+        cuts = np.floor(cuts / cuts[:, -1:] * size).astype(np.int64)
+        counts[:, k] = np.diff(cuts, axis=1, prepend=0)
+        held += counts[:, k]
+    return counts
+
+
+def pathological(
+    labels: np.ndarray,
+    rng: np.random.Generator,
+    clients: int,
+    classes_per_client: int,
+    rows_per_class: int = 0,
+) -> Partition:
+    """Each client has ``classes_per_client`` distinct classes of ``labels`` (N,), spread evenly over clients.
+
+    Every class goes to as many clients as any other, give or take one. With ``rows_per_class`` a client
+    has so many rows of each of its classes and the rest is left out; with 0 the rows of a class are split
+    evenly among its clients. Classes that nobody drew (fewer slots than classes) are left out.
+    """
+    _check_clients(len(labels), clients)
+    classes, sizes = np.unique(labels, return_counts=True)
+    if classes_per_client > len(classes):
+        raise UserError(
+            f"[data] classes_per_client is {classes_per_client}, but the data has {len(classes)} classes: "
+            "lower it"
+        )
+    free = np.full(len(classes), clients * classes_per_client // len(classes))
+    free[rng.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
+    needed = free * max(1, rows_per_class)
+    if (needed > sizes).any():
+        k = int(np.argmax(needed - sizes))
+        raise UserError(
+            f"class {classes[k]} has {sizes[k]} rows, but its {free[k]} clients need {needed[k]}: "
+            "lower [data] clients, classes_per_client or rows_per_class"
+        )
+    counts = np.zeros((len(classes), clients), dtype=np.int64)
+    for client in rng.permutation(clients):
+        # The classes with most slots left, at random among equals: this order never runs into a dead end.
+        own = np.lexsort((rng.random(len(classes)), -free))[:classes_per_client]
+        free[own] -= 1
+        counts[own, client] = 1
+    for k, size in enumerate(sizes):
+        takers = np.flatnonzero(counts[k])
+        if rows_per_class:
+            counts[k, takers] = rows_per_class
+        elif len(takers):
+            counts[k, takers] = size // len(takers)
+            counts[k, rng.permutation(takers)[: size % len(takers)]] += 1
+    return Partition(_deal(labels, classes, counts, rng))
+
+
+def natural(owner: np.ndarray | None, clients: int) -> Partition:
+    """The first ``clients`` of the data set's own, by the ``owner`` (N,) of each row: 0, 1, ..."""
+    if owner is None:
+        raise UserError(
+            "the data set has no clients of its own: set [data] partition to iid, dirichlet or pathological"
+        )
+    return Partition([np.flatnonzero(owner == i) for i in range(clients)])
+
+
+def follow(
+    labels: np.ndarray, lists: Sequence[np.ndarray], others: np.ndarray, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Deal out other rows in the proportions of a partition: positions in ``others`` (R,) for each client.
+
+    A client that holds a share s of a class in ``lists`` (rows of ``labels`` (N,)) gets the share s of that
+    class in ``others``, to the row. Rows of a class that no client holds are left out.
+    """
+    classes = np.unique(others)
+    counts = np.zeros((len(classes), len(lists)), dtype=np.int64)
+    for k, label in enumerate(classes):
+        held = np.array([np.count_nonzero(labels[rows] == label) for rows in lists])
+        if held.any():
+            counts[k] = np.diff(held.cumsum() * np.count_nonzero(others == label) // held.sum(), prepend=0)
+    return _deal(others, classes, counts, rng)
+
+
+def _deal(
+    labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Shuffle the rows of each class and hand out ``counts`` (classes, clients) of them."""
+    hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
+    for label, count in zip(classes, counts, strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        for hand, own in zip(hands, np.split(rows[: count.sum()], count.cumsum()[:-1]), strict=True):
+            hand.append(own)
+    return [np.sort(np.concatenate(hand)) for hand in hands]
+
+
+def _check_clients(rows: int, clients: int) -> None:
+    if clients < 1:
+        raise UserError(f"[data] clients is {clients}: there must be at least one")
+    if clients > rows:
+        raise UserError(f"{clients} clients are more than the {rows} rows there are: lower [data] clients")
+
+
+class PartitionSpec(NamedTuple):
+    """A row of the table: ``run(labels (N,), owner (N,) or None, settings, rng)`` and a line on what it does.
+
+    ``settings.clients`` is the true number of clients here, never 0.
+    """
+
+    run: Callable[[np.ndarray, np.ndarray | None, DataSettings, np.random.Generator], Partition]
+    doc: str
+
+
+PARTITIONS: dict[str, PartitionSpec] = {
+    "iid": PartitionSpec(
+        lambda y, owner, s, rng: iid(y, rng, s.clients),
+        "shuffled rows in equal parts",
+    ),
+    "dirichlet": PartitionSpec(
+        lambda y, owner, s, rng: dirichlet(y, rng, s.clients, s.alpha, s.min_rows, s.balance),
+        "each class spread over the clients by shares from Dir(alpha)",
+    ),
+    "pathological": PartitionSpec(
+        lambda y, owner, s, rng: pathological(y, rng, s.clients, s.classes_per_client, s.rows_per_class),
+        "classes_per_client distinct classes on each client",
+    ),
+    "natural": PartitionSpec(
+        lambda y, owner, s, rng: natural(owner, s.clients),
+        "the data set's own clients",
+    ),
+}

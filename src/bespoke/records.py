@@ -1,0 +1,332 @@
+"""Run folders: the sole contract between a run and its reports.
+
+A run folder holds
+
+    config.toml       the resolved experiment
+    environment.json  versions, device, git hash
+    rounds.jsonl      one line a round
+    clients.jsonl     one line a (round, client, split, view): integer counts
+    timing.jsonl      one line a round: seconds by phase
+    summary.json      values derived from the lines above
+    checkpoints/      states to resume from
+    *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `refused`
+                      becomes two lists, `refused` (ids) and `reasons`
+
+The columns of the three `.jsonl` files are in `COLUMNS`. A line is compact JSON with its keys in that order;
+NaN and infinities are null. Lines are appended and fsynced, so that a crash can leave at most one torn last
+line (without its newline); readers pass over it and the next append removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError
+
+ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
+
+COLUMNS: dict[str, dict[str, str]] = {
+    ROUNDS: {
+        "round": "number of the round, from 1",
+        "cohort": "ids of the clients asked to train",
+        "refused": "{id: reason} of the clients whose upload was left out",
+        "train_loss": "mean training loss of the accepted clients, or null",
+        "bytes_down": "bytes sent to the cohort",
+        "bytes_up": "bytes received from those who answered",
+        "padding_waste": "share of the computed rows that were padding",
+        "host_breaks": "calls of the host between captured parts",
+        "logged": "{name: [value or null per client of the cohort]}",
+        "note": "what a reader of the round should know (optional)",
+    },
+    CLIENTS: {
+        "round": "round after which the client was evaluated",
+        "client": "id of the client",
+        "group": "train (has taken part), unseen (not yet), or new (held out from training)",
+        "split": "test or val",
+        "view": "name of the prediction; the first one listed is the headline",
+        "correct": "rows predicted right",
+        "total": "rows",
+        "loss_sum": "sum of the loss over the rows, or null",
+        "logged": "{name: value} of what the method logged for the client",
+    },
+    TIMING: {
+        "round": "number of the round, from 1",
+        "train": "seconds of the clients' training",
+        "aggregate": "seconds of the server's step",
+        "evaluate": "seconds of the evaluation",
+        "checkpoint": "seconds of writing the checkpoint before this round",
+    },
+}
+_OPTIONAL = {"note"}
+_TYPES = {  # of the columns of an export that hold no plain integer; "id" is text where clients have names
+    **dict.fromkeys(("train_loss", "padding_waste", "loss_sum"), "float64"),
+    **dict.fromkeys(("group", "split", "view", "note"), "string"),
+    **{"client": "id", "cohort": "[id]", "refused": "[string]", "reasons": "[string]"},
+}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def _write_error(path: Path, error: OSError) -> UserError:
+    cure = "make room" if error.errno in _FULL else "mend that"
+    reason = error.strerror or str(error)
+    return UserError(f"cannot write {path}: {reason}; {cure}, then continue a started run with --resume")
+
+
+def _fsync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Writes `path` whole or not at all: temporary file beside it, fsync, rename, fsync of the folder."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        try:
+            with temporary.open("wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _fsync_folder(path.parent)
+        except BaseException:
+            if temporary.is_file():
+                temporary.unlink()
+            raise
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def _plain(value: Any) -> Any:
+    """`value` for JSON: arrays and 0-d tensors as Python values, NaN and infinities as None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _parse(name: str, line: bytes) -> dict[str, Any] | None:
+    """The row of a line of the record file `name`, or None for a damaged line."""
+    try:
+        row = json.loads(line, parse_constant=_no_constant)
+        sound = COLUMNS[name].keys() - _OPTIONAL <= row.keys() and isinstance(row.get("logged", {}), dict)
+        return row if sound and (name != CLIENTS or 0 <= row["correct"] <= row["total"]) else None
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run. `RunFolder(path)` only names them; `RunFolder.create(path)` makes the folder."""
+
+    path: Path
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "path", Path(path))
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Makes the folder (an existing one is kept as it is) and checks that it can be written to."""
+        folder = cls(path)
+        probe = folder.path / ".probe.tmp"
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(f"cannot write to the folder {path}: {reason}; choose another output") from error
+        return folder
+
+    def holds_run(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / "config.toml").is_file()
+
+    def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Appends rows to `name` (a key of `COLUMNS`) in one fsynced write, or leaves the file unchanged."""
+        if name not in COLUMNS:
+            raise ValueError(f"no record file {name!r}; there are {', '.join(COLUMNS)}")
+        lines = []
+        for row in rows:
+            wrong = (row.keys() ^ COLUMNS[name].keys()) - (_OPTIONAL - row.keys())
+            if wrong:
+                raise ValueError(f"a row of {name} lacks or invents a column: {', '.join(sorted(wrong))}")
+            lines.append(json.dumps(_plain(row), separators=(",", ":"), allow_nan=False) + "\n")
+        path, data = self.path / name, "".join(lines).encode()
+        if not data:
+            return
+        try:
+            is_new = not path.exists()
+            with path.open("ab+", buffering=0) as file:
+                good = _end_of_lines(file)
+                file.truncate(good)
+                try:
+                    done = 0
+                    while done < len(data):
+                        done += file.write(data[done:]) or 0
+                    os.fsync(file.fileno())
+                except BaseException:
+                    file.truncate(good)
+                    raise
+            if is_new:
+                _fsync_folder(self.path)
+        except OSError as error:
+            raise _write_error(path, error) from error
+
+    def offsets(self) -> dict[str, int]:
+        """Length in bytes of each record file (0 for one not yet written), for `truncate`."""
+        files = {name: self.path / name for name in COLUMNS}
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in files.items()}
+
+    def truncate(self, offsets: dict[str, int]) -> None:
+        """Cuts the record files back to `offsets`, of all files or, if one does not fit, of none."""
+        sizes = self.offsets()
+        for name, offset in offsets.items():
+            if name not in COLUMNS:
+                raise ValueError(f"no record file {name!r}; there are {', '.join(COLUMNS)}")
+            if not 0 <= offset <= sizes[name] or not self._line_ends_at(name, offset):
+                raise UserError(
+                    f"{self.path / name} does not fit its checkpoint (no line ends at byte {offset}); "
+                    "restore the file or start the run again in another folder"
+                )
+        for name, offset in offsets.items():
+            if offset == sizes[name]:
+                continue
+            try:
+                with (self.path / name).open("rb+") as file:
+                    file.truncate(offset)
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise _write_error(self.path / name, error) from error
+
+    def _line_ends_at(self, name: str, offset: int) -> bool:
+        if offset == 0:
+            return True
+        with (self.path / name).open("rb") as file:
+            file.seek(offset - 1)
+            return file.read(1) == b"\n"
+
+    def _read(self, name: str) -> Iterator[dict[str, Any]]:
+        path = self.path / name
+        if not self.path.is_dir():
+            raise UserError(f"there is no run folder {self.path}; check the path")
+        if not path.exists():
+            return
+        cure = "restore it or run the experiment again"
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n"):
+                        return
+                    row = _parse(name, line)
+                    if row is None:
+                        raise UserError(f"{path} is damaged at line {number}; {cure}")
+                    yield row
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The lines of `rounds.jsonl`."""
+        return list(self._read(ROUNDS))
+
+    def timing(self) -> list[dict[str, Any]]:
+        """The lines of `timing.jsonl`."""
+        return list(self._read(TIMING))
+
+    def clients(self) -> Iterator[dict[str, Any]]:
+        """The lines of `clients.jsonl`, one after another: there may be millions."""
+        return self._read(CLIENTS)
+
+    def config(self) -> dict[str, Any]:
+        """The resolved experiment, `config.toml`."""
+        path = self.path / "config.toml"
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {path}: {error}; give the folder of a run") from error
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes `value` as indented JSON to the file `name`, atomically; NaN and infinities become null."""
+        write_atomic(self.path / name, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """The value that `write_json` wrote."""
+        path = self.path / name
+        try:
+            return json.loads(path.read_bytes(), parse_constant=_no_constant)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {path}: {error}; restore it or run the experiment again") from error
+
+    def export_parquet(self) -> list[Path]:
+        """Writes `rounds.parquet` and `clients.parquet`, atomically, and returns their paths."""
+        cohorts = (client for row in self.rounds() for client in row["cohort"])
+        named = any(isinstance(client, str) for client in cohorts)
+        named = named or any(isinstance(row["client"], str) for row in self.clients())
+        return [self._export(name, "string" if named else "int64") for name in (ROUNDS, CLIENTS)]
+
+    def _export(self, name: str, ids: str) -> Path:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        def kind(name: str) -> Any:
+            inner = pa.type_for_alias({"id": ids}.get(name.strip("[]"), name.strip("[]")))
+            return pa.list_(inner) if name.startswith("[") else inner
+
+        columns = {key: _TYPES.get(key, "int64") for key in COLUMNS[name] if key != "logged"}
+        if name == ROUNDS:
+            columns["reasons"] = _TYPES["reasons"]
+        logged = sorted({f"logged.{key}" for row in self._read(name) for key in row["logged"]})
+        columns |= dict.fromkeys(logged, "[float64]" if name == ROUNDS else "float64")
+        schema = pa.schema([(key, kind(value)) for key, value in columns.items()])
+        rows, sink = (_flat(row, ids == "string") for row in self._read(name)), BytesIO()
+        with pq.ParquetWriter(sink, schema) as writer:
+            while chunk := list(islice(rows, 50_000)):
+                writer.write_table(pa.Table.from_pylist(chunk, schema))
+        path = (self.path / name).with_suffix(".parquet")
+        write_atomic(path, sink.getvalue())
+        return path
+
+
+def _flat(row: dict[str, Any], named: bool) -> dict[str, Any]:
+    """The row of an export; with named clients every id is text, since a column has one type."""
+    flat = row | {f"logged.{name}": value for name, value in row["logged"].items()}
+    if "refused" in row:
+        flat |= {"refused": list(row["refused"]), "reasons": list(row["refused"].values())}
+    if named and "cohort" in row:
+        flat["cohort"] = [str(client) for client in row["cohort"]]
+    elif named:
+        flat["client"] = str(row["client"])
+    return flat
+
+
+def _end_of_lines(file: Any) -> int:
+    """Offset behind the last newline of an open file: what follows is a torn line."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65_536)
+        file.seek(start)
+        block = file.read(end - start)
+        if (found := block.rfind(b"\n")) >= 0:
+            return start + found + 1
+        end = start
+    return 0

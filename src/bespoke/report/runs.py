@@ -1,0 +1,110 @@
+"""Finding run folders and sorting them by method and seed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError
+from bespoke.records import RunFolder
+from bespoke.report.summary import Evaluations
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read."""
+
+    folder: RunFolder
+    config: dict[str, Any]
+    evaluations: Evaluations
+
+    @property
+    def algorithm(self) -> str:
+        """The name of its method."""
+        return str(self.config["algorithm"]["name"])
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return int(self.config.get("seed", 0))
+
+
+Groups = dict[str, dict[int, Run]]  # label -> seed -> run
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def find_runs(paths: Paths) -> list[RunFolder]:
+    """The run folders at `paths` (one or several) or at most two levels below, each once, in that order."""
+    found: dict[Path, RunFolder] = {}
+    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
+        if not path.is_dir():
+            raise UserError(f"there is no folder {path}; give run folders or folders that contain them")
+        levels = [[path], *(sorted(path.glob(pattern)) for pattern in ("*", "*/*"))]
+        runs = [p for level in levels for p in level if RunFolder(p).holds_run()]
+        inner = [p for p in runs if not any(q in p.parents for q in runs)]
+        if not inner:
+            raise UserError(f"no run in {path} or two levels below it: a run folder holds a config.toml")
+        found |= {p.resolve(): RunFolder(p) for p in sorted(inner) if p.resolve() not in found}
+    return list(found.values())
+
+
+def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """The dotted keys whose values are not the same in all configs, with the values as text."""
+    flat = [_flatten(config) for config in configs]
+    shown = {
+        key: [str(f.get(key, "unset")) for f in flat] for key in dict.fromkeys(k for f in flat for k in f)
+    }
+    return {key: values for key, values in shown.items() if len(set(values)) > 1}
+
+
+def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
+    """`{label: {seed: run}}` of the runs at `paths`, and warnings on runs left out.
+
+    A label is the method's name, followed by the settings in which runs of one method differ.
+    """
+    by_method: dict[str, list[Run]] = {}
+    warnings = []
+    for folder in find_runs(paths):
+        config = folder.config()
+        if not isinstance(config.get("algorithm"), dict) or "name" not in config["algorithm"]:
+            raise UserError(f"{folder.path / 'config.toml'} names no [algorithm]; give the folder of a run")
+        run = Run(folder, config, Evaluations(folder))
+        if run.evaluations.views:
+            by_method.setdefault(run.algorithm, []).append(run)
+        else:
+            warnings.append(
+                f"{folder.path} is left out: it holds no evaluation yet (finish it with --resume)"
+            )
+    if not by_method:
+        raise UserError("; ".join(warnings))
+    groups: Groups = {}
+    for name, runs in by_method.items():
+        marked = differing([{k: v for k, v in run.config.items() if k != "seed"} for run in runs])
+        for i, run in enumerate(runs):
+            marks = ", ".join(f"{key.removeprefix('algorithm.')}={v[i]}" for key, v in marked.items())
+            seeds = groups.setdefault(f"{name} ({marks})" if marks else name, {})
+            if run.seed in seeds:
+                first = seeds[run.seed].folder.path
+                warnings.append(f"{run.folder.path} is left out: it repeats {first} (same settings and seed)")
+            else:
+                seeds[run.seed] = run
+    return {label: dict(sorted(seeds.items())) for label, seeds in groups.items()}, warnings
+
+
+def view_of(run: Run, view: str | None) -> str:
+    """`view` if the run has it, its headline if `view` is None."""
+    if view is None:
+        return run.evaluations.views[0]
+    if view not in run.evaluations.views:
+        raise UserError(f"{run.folder.path} has no view {view!r}; it has {', '.join(run.evaluations.views)}")
+    return view

@@ -1,0 +1,325 @@
+import errno
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bespoke.errors import UserError
+from bespoke.records import CLIENTS, COLUMNS, ROUNDS, TIMING, RunFolder, write_atomic
+
+
+def timing(number=1, train=0.5):
+    return {"round": number, "train": train, "aggregate": 0.25, "evaluate": 0.0, "checkpoint": 1e-05}
+
+
+def client(number=1, who=0, **changes):
+    row = {"round": number, "client": who, "group": "train", "split": "test", "view": "personal"}
+    return row | {"correct": 3, "total": 4, "loss_sum": 1.5, "logged": {}} | changes
+
+
+def a_round(number=1, **changes):
+    row = {
+        "round": number,
+        "cohort": [0, 2],
+        "refused": {},
+        "train_loss": 0.5,
+        "bytes_down": 8,
+        "bytes_up": 4,
+    }
+    return row | {"padding_waste": 0.0, "host_breaks": 0, "logged": {}} | changes
+
+
+@contextmanager
+def file_size_limit(limit):
+    """No file may grow beyond `limit` bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_lines_are_compact_json_in_the_order_given(tmp_path):
+    folder = RunFolder.create(tmp_path / "deep" / "run")
+    folder.append(TIMING, [timing(1, 0.1), timing(2, 1 / 3)])
+    assert (folder.path / TIMING).read_text() == (
+        '{"round":1,"train":0.1,"aggregate":0.25,"evaluate":0.0,"checkpoint":1e-05}\n'
+        '{"round":2,"train":0.3333333333333333,"aggregate":0.25,"evaluate":0.0,"checkpoint":1e-05}\n'
+    )
+    assert folder.timing() == [timing(1, 0.1), timing(2, 1 / 3)]
+
+
+def test_what_json_cannot_hold_becomes_null_and_arrays_become_lists(tmp_path):
+    folder = RunFolder(tmp_path)
+    logged = {"beta": [np.float32(0.5), math.nan, -math.inf], "n": np.arange(2)}
+    folder.append(ROUNDS, [a_round(np.int64(3), train_loss=math.inf, refused={7: "NaN"}, logged=logged)])
+    expected = a_round(
+        3, train_loss=None, refused={"7": "NaN"}, logged={"beta": [0.5, None, None], "n": [0, 1]}
+    )
+    assert folder.rounds() == [expected]
+    assert "nan" not in (tmp_path / ROUNDS).read_text().replace("NaN", "", 1).lower()
+    folder.write_json("summary.json", {"a": math.nan, "b": (1, np.float64(0.1))})
+    assert folder.read_json("summary.json") == {"a": None, "b": [1, 0.1]}
+
+
+def test_rows_must_have_the_documented_columns(tmp_path):
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ValueError, match="extra"):
+        folder.append(TIMING, [timing() | {"extra": 1}])
+    short = a_round()
+    del short["bytes_up"]
+    with pytest.raises(ValueError, match="bytes_up"):
+        folder.append(ROUNDS, [short])
+    with pytest.raises(ValueError, match=r"rounds\.jsonl"):
+        folder.append("rounds", [a_round()])
+    assert list(tmp_path.iterdir()) == []
+    folder.append(ROUNDS, [a_round(note="runs in the loop")])
+    assert list(folder.rounds()[0]) == list(COLUMNS[ROUNDS])
+
+
+texts = st.text(max_size=5)
+floats = st.floats(allow_nan=False, allow_infinity=False) | st.none()
+rows = st.builds(
+    client,
+    st.integers(1, 9),
+    st.integers(0, 99) | texts,
+    view=texts,
+    loss_sum=floats,
+    logged=st.dictionaries(texts, floats, max_size=2),
+)
+batches = st.lists(st.lists(rows, max_size=3), max_size=5)
+
+
+@given(batches, st.data())
+@settings(deadline=None, max_examples=50)
+def test_append_truncate_read_round_trip(parts, data):
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(path)
+        offsets = [folder.offsets()]
+        for part in parts:
+            folder.append(CLIENTS, part)
+            offsets.append(folder.offsets())
+        assert list(folder.clients()) == [row for part in parts for row in part]
+        keep = data.draw(st.integers(0, len(parts)))
+        folder.truncate(offsets[keep])
+        assert list(folder.clients()) == [row for part in parts[:keep] for row in part]
+        for part in parts[keep:]:
+            folder.append(CLIENTS, part)
+        assert folder.offsets() == offsets[-1]
+        assert list(folder.clients()) == [row for part in parts for row in part]
+
+
+@given(st.lists(rows, min_size=1, max_size=4), st.data())
+@settings(deadline=None, max_examples=50)
+def test_a_file_cut_anywhere_reads_as_its_whole_lines_and_can_be_continued(part, data):
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(path)
+        folder.append(CLIENTS, part)
+        content = (folder.path / CLIENTS).read_bytes()
+        cut = content[: data.draw(st.integers(0, len(content)))]
+        (folder.path / CLIENTS).write_bytes(cut)
+        whole = part[: cut.count(b"\n")]
+        assert list(folder.clients()) == whole
+        folder.append(CLIENTS, part[:1])
+        assert list(folder.clients()) == [*whole, part[0]]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x00\x00\x00\n",
+        b'{"round":1,"client"\n',
+        b"[1]\n",
+        b"7\n",
+        b"\n",
+        b"\xff\xfe\n",
+        b'{"round":1,"client":0}\n',
+        json.dumps(client(correct=5, total=4)).encode() + b"\n",
+        json.dumps(client(correct="x")).encode() + b"\n",
+        json.dumps(client(logged=[1])).encode() + b"\n",
+        json.dumps(client(loss_sum=math.nan)).encode() + b"\n",
+    ],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_a_damaged_line_is_named(tmp_path, damage, last):
+    good = json.dumps(client()).encode() + b"\n"
+    (tmp_path / CLIENTS).write_bytes(good + damage + (b"" if last else good))
+    with pytest.raises(UserError, match=r"clients\.jsonl is damaged at line 2"):
+        list(RunFolder(tmp_path).clients())
+
+
+def test_readers_of_a_folder_without_records(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert (folder.rounds(), folder.timing(), list(folder.clients())) == ([], [], [])
+    assert folder.offsets() == {ROUNDS: 0, CLIENTS: 0, TIMING: 0}
+    with pytest.raises(UserError, match="there is no run folder"):
+        RunFolder(tmp_path / "absent").rounds()
+    (tmp_path / ROUNDS).mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*rounds\.jsonl"):
+        folder.rounds()
+
+
+def test_offsets_that_do_not_fit_change_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append(TIMING, [timing(1), timing(2)])
+    folder.append(ROUNDS, [a_round(1)])
+    before = folder.offsets()
+    for wrong in (before[ROUNDS] + 1, before[ROUNDS] - 1, -1):
+        with pytest.raises(UserError, match=r"rounds\.jsonl does not fit its checkpoint"):
+            folder.truncate({TIMING: 0, ROUNDS: wrong, CLIENTS: 0})
+    with pytest.raises(ValueError, match=r"config\.toml"):
+        folder.truncate({"config.toml": 0})
+    assert folder.offsets() == before
+
+
+@pytest.mark.parametrize("room", [0, 1, 40, 100])
+def test_a_full_disk_leaves_whole_lines_and_says_how_to_go_on(tmp_path, room):
+    folder = RunFolder(tmp_path)
+    folder.append(TIMING, [timing(1)])
+    before = (tmp_path / TIMING).read_bytes()
+    with file_size_limit(len(before) + room), pytest.raises(UserError) as caught:
+        folder.append(TIMING, [timing(2), timing(3)])
+    assert (tmp_path / TIMING).read_bytes() == before
+    sentence = str(caught.value)
+    assert all(
+        word in sentence for word in (str(tmp_path / TIMING), "File too large", "make room", "--resume")
+    )
+    folder.append(TIMING, [timing(2)])
+    assert folder.timing() == [timing(1), timing(2)]
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failing_fsync_or_an_interrupt_leaves_no_half_batch(tmp_path, monkeypatch, failure):
+    folder = RunFolder(tmp_path)
+    folder.append(TIMING, [timing(1)])
+
+    def fsync(_):
+        raise failure
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UserError if isinstance(failure, OSError) else KeyboardInterrupt):
+        folder.append(TIMING, [timing(2)])
+    assert folder.timing() == [timing(1)]
+
+
+def test_each_append_is_fsynced_once_and_a_new_file_s_folder_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    folder = RunFolder(tmp_path)
+    folder.append(CLIENTS, [client(who=i) for i in range(5)])
+    assert synced == [str(tmp_path / CLIENTS), str(tmp_path)]
+    folder.append(CLIENTS, [client(2, who=i) for i in range(5)])
+    assert synced[2:] == [str(tmp_path / CLIENTS)]
+
+
+def test_write_atomic_replaces_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "summary.json"
+    write_atomic(path, "old")
+    with file_size_limit(10), pytest.raises(UserError, match=r"cannot write .*summary\.json: File too large"):
+        write_atomic(path, b"x" * 100)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+    write_atomic(path, "é")
+    assert path.read_bytes() == b"\xc3\xa9"
+
+
+def test_write_atomic_is_durable_before_the_new_name_is_visible(tmp_path, monkeypatch):
+    events = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: events.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+    monkeypatch.setattr(os, "replace", lambda a, b: (events.append("rename"), replace(a, b)))
+    write_atomic(tmp_path / "a", b"1")
+    assert events == [".a.tmp", "rename", tmp_path.name]
+
+
+def test_an_output_below_a_plain_file_or_not_writable_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "run", tmp_path / "file"):
+        with pytest.raises(UserError, match=r"cannot write to the folder .*choose another output"):
+            RunFolder.create(path)
+    with pytest.raises(UserError, match=r"cannot write .*Not a directory; mend that"):
+        write_atomic(tmp_path / "file" / "x", "")
+
+    def touch(self):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", touch)
+    with pytest.raises(UserError, match="Permission denied"):
+        RunFolder.create(tmp_path / "run")
+
+
+def test_create_keeps_what_a_folder_holds(tmp_path):
+    folder = RunFolder.create(tmp_path)
+    folder.append(TIMING, [timing()])
+    assert not folder.holds_run()
+    write_atomic(tmp_path / "config.toml", "seed = 3")
+    again = RunFolder.create(tmp_path)
+    assert again.holds_run()
+    assert (again.timing(), again.config()) == ([timing()], {"seed": 3})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml", TIMING]
+
+
+def test_unreadable_json_and_toml_are_named(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "environment.json").write_text('{"a": NaN}')
+    (tmp_path / "config.toml").write_text("seed = ")
+    for read in (
+        lambda: folder.read_json("environment.json"),
+        lambda: folder.read_json("absent.json"),
+        folder.config,
+    ):
+        with pytest.raises(UserError, match=f"cannot read {tmp_path}"):
+            read()
+
+
+def test_parquet_export(tmp_path):
+    folder = RunFolder(tmp_path)
+    refused = {"2": "NaN in body"}
+    folder.append(
+        ROUNDS, [a_round(1, refused=refused, logged={"loss": [0.5, None]}), a_round(2, note="loop")]
+    )
+    folder.append(CLIENTS, [client(who=0, logged={"beta": 0.5}), client(who=2, loss_sum=None)])
+    rounds, clients = (pq.read_table(path) for path in folder.export_parquet())
+    assert [path.name for path in sorted(tmp_path.glob("*.parquet"))] == ["clients.parquet", "rounds.parquet"]
+    first, second = rounds.to_pylist()
+    assert first["cohort"] == [0, 2]
+    assert (first["refused"], first["reasons"]) == (["2"], ["NaN in body"])
+    assert (first["logged.loss"], second["logged.loss"]) == ([0.5, None], None)
+    assert (first["note"], second["note"]) == (None, "loop")
+    one, two = clients.to_pylist()
+    assert one | {"logged": {}} == client(who=0) | {"logged.beta": 0.5}
+    assert (two["client"], two["loss_sum"], two["logged.beta"]) == (2, None, None)
+    assert str(clients.schema.field("client").type) == "int64"
+
+
+def test_parquet_export_of_named_clients_and_of_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    rounds, clients = (pq.read_table(path) for path in folder.export_parquet())
+    assert (rounds.num_rows, clients.num_rows) == (0, 0)
+    assert str(clients.schema.field("correct").type) == "int64"
+    folder.append(ROUNDS, [a_round(cohort=["ann", 1])])
+    folder.append(CLIENTS, [client(who="ann"), client(who=1)])
+    rounds, clients = (pq.read_table(path) for path in folder.export_parquet())
+    assert rounds.column("cohort").to_pylist() == [["ann", "1"]]
+    assert clients.column("client").to_pylist() == ["ann", "1"]
+
+
+def test_records_metrics_and_reports_import_no_heavy_library():
+    code = "import sys, bespoke.records, bespoke.metrics, bespoke.report; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "bespoke.report.charts" in modules
+    assert not {"torch", "pyarrow", "matplotlib", "rich", "scipy"} & set(modules)
