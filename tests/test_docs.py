@@ -86,9 +86,7 @@ def test_document_runs(path, tmp_path):
 
 
 def test_blocks_share_names_and_keep_their_lines(tmp_path):
-    text = (
-        "A text.\n\n```python\nx = 1\n```\n\n- item\n\n  ```python\n  if x:\n      raise KeyError(x)\n  ```\n"
-    )
+    text = "A text.\n\n```python\nx = 1\n```\n\n- item\n\n  ```python\n  if x:\n      raise KeyError(x)\n  ```\n"
     done = run(text, tmp_path)
     assert '"document.md", line 11' in done.stderr.replace(f"{tmp_path}/", "")
     assert "KeyError: 1" in done.stderr
@@ -108,9 +106,7 @@ def test_an_open_block_is_an_error():
 
 
 def test_commands_of_shell_blocks_are_found():
-    block = (
-        "```console\n$ bespoke run a.toml \\\n    --quiet  # a comment\nmake test\nbespoke list models\n```\n"
-    )
+    block = "```console\n$ bespoke run a.toml \\\n    --quiet  # a comment\nmake test\nbespoke list models\n```\n"
     found = program(block).splitlines()
     assert [bool(line) for line in found] == [False, True, False, False, True, False]
     assert "bespoke run a.toml \\\\\\n    --quiet" in found[1]

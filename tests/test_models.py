@@ -153,7 +153,7 @@ def test_the_smallest_images(name, side, norm):
     task.check(inputs(1, 2, side, side + 1))
 
 
-# --- models of one's own --------------------------------------------------------------------------------------------
+# --- models of one's own ------------------------------------------------------------------------------------
 
 
 def own(*layers):
@@ -180,9 +180,7 @@ def test_modules_that_cannot_serve(build, head, sentence):
 def test_modules_that_can_serve():
     x = torch.ones(2, 4)
     Task(own(nn.Dropout(0.0), nn.LayerNorm(4)), "3", 3).check(x)
-    with pytest.raises(
-        UserError, match=r"outputs of shape \(2, 3\) for 2 examples, but the data has 5 classes"
-    ):
+    with pytest.raises(UserError, match=r"outputs of shape \(2, 3\) for 2 examples, but the data has 5 classes"):
         Task(own(), "1", 5).check(x)
 
 
@@ -190,12 +188,12 @@ def test_a_head_in_the_middle_is_refused():
     class Detour(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 3)
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
 
         def forward(self, x):
             return self.last(self.first(x))
 
-    x = torch.ones(2, 4)
+    x = torch.ones(2, 3)
     Task(Detour, "last", 3).check(x)
     with pytest.raises(UserError, match="not its head 'first' applied to features"):
         Task(Detour, "first", 3).check(x)

@@ -65,9 +65,7 @@ def test_what_json_cannot_hold_becomes_null_and_arrays_become_lists(tmp_path):
     folder = RunFolder(tmp_path)
     logged = {"beta": [np.float32(0.5), math.nan, -math.inf], "n": np.arange(2)}
     folder.append(ROUNDS, [a_round(np.int64(3), train_loss=math.inf, refused={7: "NaN"}, logged=logged)])
-    expected = a_round(
-        3, train_loss=None, refused={"7": "NaN"}, logged={"beta": [0.5, None, None], "n": [0, 1]}
-    )
+    expected = a_round(3, train_loss=None, refused={"7": "NaN"}, logged={"beta": [0.5, None, None], "n": [0, 1]})
     assert folder.rounds() == [expected]
     assert "nan" not in (tmp_path / ROUNDS).read_text().replace("NaN", "", 1).lower()
     folder.write_json("summary.json", {"a": math.nan, "b": (1, np.float64(0.1))})
@@ -193,9 +191,7 @@ def test_a_full_disk_leaves_whole_lines_and_says_how_to_go_on(tmp_path, room):
         folder.append(TIMING, [timing(2), timing(3)])
     assert (tmp_path / TIMING).read_bytes() == before
     sentence = str(caught.value)
-    assert all(
-        word in sentence for word in (str(tmp_path / TIMING), "File too large", "make room", "--resume")
-    )
+    assert all(word in sentence for word in (str(tmp_path / TIMING), "File too large", "make room", "--resume"))
     folder.append(TIMING, [timing(2)])
     assert folder.timing() == [timing(1), timing(2)]
 
@@ -287,9 +283,7 @@ def test_unreadable_json_and_toml_are_named(tmp_path):
 def test_parquet_export(tmp_path):
     folder = RunFolder(tmp_path)
     refused = {"2": "NaN in body"}
-    folder.append(
-        ROUNDS, [a_round(1, refused=refused, logged={"loss": [0.5, None]}), a_round(2, note="loop")]
-    )
+    folder.append(ROUNDS, [a_round(1, refused=refused, logged={"loss": [0.5, None]}), a_round(2, note="loop")])
     folder.append(CLIENTS, [client(who=0, logged={"beta": 0.5}), client(who=2, loss_sum=None)])
     rounds, clients = (pq.read_table(path) for path in folder.export_parquet())
     assert [path.name for path in sorted(tmp_path.glob("*.parquet"))] == ["clients.parquet", "rounds.parquet"]
@@ -318,8 +312,6 @@ def test_parquet_export_of_named_clients_and_of_nothing(tmp_path):
 
 def test_records_metrics_and_reports_import_no_heavy_library():
     code = "import sys, bespoke.records, bespoke.metrics, bespoke.report; print(*sys.modules)"
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "bespoke.report.charts" in modules
     assert not {"torch", "pyarrow", "matplotlib", "rich", "scipy"} & set(modules)

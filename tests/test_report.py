@@ -36,9 +36,7 @@ def fake_run(path, counts, name="fedavg", seed=0, settings="", data="", refused=
             own = {"round": number, "client": client, **common, "correct": correct, "total": total, **extra}
             lines.append(own)
         folder.append(CLIENTS, lines)
-        folder.append(
-            TIMING, [{"round": number, "train": number, "aggregate": 0.5, "evaluate": 0.25, "checkpoint": 0}]
-        )
+        folder.append(TIMING, [{"round": number, "train": number, "aggregate": 0.5, "evaluate": 0.25, "checkpoint": 0}])
     return folder
 
 
@@ -382,9 +380,7 @@ def test_charts_are_written_as_png_and_svg(tmp_path):
         curve = curves([tmp_path / "runs"], tmp_path / f"curve.{suffix}")
         for path in (drawn, curve):
             first = path.read_bytes()
-            assert (
-                first.startswith(b"\x89PNG") if suffix == "png" else ElementTree.fromstring(first) is not None
-            )
+            assert first.startswith(b"\x89PNG") if suffix == "png" else ElementTree.fromstring(first) is not None
     again = accuracy_chart(comparison, tmp_path / "again.svg")
     assert again.read_bytes() == (tmp_path / "chart.svg").read_bytes()
     shown = (tmp_path / "chart.svg").read_text()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bespoke import __version__
 from bespoke.checkpoint import Checkpoint, load_newest, save
-from bespoke.clients import BatchedClients, LoopClients
+from bespoke.clients import BatchedClients, LoopClients, Simulated
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import Data, Pool
@@ -62,9 +62,7 @@ def _ready(pool: Pool, task: Task, x: Tensor) -> Tensor:
     """Raw examples x (B, ...) as the model takes them: transformed, in its type, on its device."""
     rows = torch.arange(len(x), device=task.device)
     extra = tree.map(lambda t: t[0].to(task.device), pool.extra)
-    data = Data(
-        x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform
-    )
+    data = Data(x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform)
     return replace(data, dtype=task.dtype).gather(rows, rng.key(0, task.device), train=False)[0]
 
 
@@ -94,8 +92,11 @@ class Run:
     @cached_property
     def models(self) -> dict[str, PersonalModel]:
         """The personal model of every client by name, new clients included; made when first asked for."""
-        trees = self.federation.personal_models(self.server, range(self.pool.total_clients))
-        algorithm, task = self.federation.algorithm, self.federation.task
+        everyone = range(self.pool.total_clients)
+        algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.clients
+        assert isinstance(clients, Simulated)  # only a simulation may look at its clients
+        shared, own = self.federation.down(self.server, everyone)
+        trees = clients.personal(self.experiment.training.rounds, everyone, shared, own)
         return {
             name: PersonalModel(algorithm, task, personal, self.pool)
             for name, personal in zip(self.pool.names, trees, strict=True)
@@ -177,9 +178,7 @@ def run(
     """
     pool = federate_data(experiment.data, experiment.seed, skip_empty=experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
-    task = build_task(
-        experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype()
-    )
+    task = build_task(experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype())
     federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, callbacks)
     return _run(experiment, federation, pool, out, backend, resume, checkpoint_every, stop, about or {})
 
@@ -211,9 +210,7 @@ def federate(
     known = {f for f in Training.__dataclass_fields__}
     unknown = sorted(training.keys() - known)
     if unknown:
-        raise UserError(
-            f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}"
-        )
+        raise UserError(f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}")
     settings = Training(**training)
     pool = from_arrays(
         clients,
@@ -223,9 +220,7 @@ def federate(
         seed=seed,
         skip_empty=settings.skip_empty,
     )
-    task = Task(
-        lambda: copy.deepcopy(model), head, pool.num_classes, pick_device(device), torch.get_default_dtype()
-    )
+    task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, pick_device(device), torch.get_default_dtype())
     experiment = Experiment(
         data=DataSettings(name="arrays", path=_fingerprint(pool), test=test, validation=validation),
         model=ModelSettings(name=f"own:{type(model).__name__}"),
@@ -262,7 +257,7 @@ def _run(
 ) -> Run:
     keep = tempfile.TemporaryDirectory(prefix="bespoke-") if out is None else None
     folder = RunFolder.create(keep.name if keep else out)  # type: ignore[arg-type]
-    first, server, notes = 1, None, []
+    first, server, notes = 1, None, list[str]()
     if folder.holds_run():
         if not resume:
             raise UserError(
@@ -325,9 +320,7 @@ def _deterministic() -> Iterator[None]:
 
 
 def _describe(pool: Pool) -> dict[str, Any]:
-    classes = [
-        int(pool.y[rows].unique().numel()) for rows in map(pool.train.client, range(pool.total_clients))
-    ]
+    classes = [int(pool.y[rows].unique().numel()) for rows in map(pool.train.client, range(pool.total_clients))]
     return {
         "clients": pool.num_clients,
         "new_clients": pool.total_clients - pool.num_clients,

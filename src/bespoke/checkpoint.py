@@ -64,7 +64,7 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
 
 def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
     """The newest sound checkpoint, and a sentence for each damaged one that was passed over."""
-    damaged = []
+    damaged: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             return _load(path, device), damaged

@@ -78,12 +78,8 @@ def run(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run (of the runs, with several seeds).")
-    ] = None,
-    save_models: Annotated[
-        bool, typer.Option("--save-models", help="Also write every personal model.")
-    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (of the runs, with several seeds).")] = None,
+    save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
     quiet: Quiet = False,
@@ -96,7 +92,8 @@ def run(
     if seed is not None and seeds:
         raise UserError("give --seed or --seeds, not both")
     results = []
-    for number in seeds or [seed]:
+    wanted: list[int | None] = [*seeds] if seeds else [seed]
+    for number in wanted:
         loaded, source = load(experiment, algorithm, set_ or [], number)
         folder = _folder(experiment, loaded, out, bool(seeds))
         with _progress(loaded, quiet or as_json) as (callback, stopped):
@@ -127,9 +124,7 @@ def run(
         if not as_json:
             print(_sentence(done, folder, number_of_rounds=last))
     if as_json:
-        summaries = [
-            done.summary | {"folder": str(folder), "seed": done.experiment.seed} for done, folder in results
-        ]
+        summaries = [done.summary | {"folder": str(folder), "seed": done.experiment.seed} for done, folder in results]
         print(json.dumps(summaries if seeds else summaries[0], indent=2))
 
 
@@ -159,7 +154,7 @@ def _sentence(done: Any, folder: Path, number_of_rounds: int) -> str:
 @contextmanager
 def _progress(experiment: Any, quiet: bool) -> Iterator[tuple[Any, Any]]:
     """A callback that shows how a run goes, and a function that says whether Ctrl-C was pressed."""
-    asked = []
+    asked: list[int] = []
 
     def interrupt(signum: int, frame: Any) -> None:
         if asked:
@@ -234,8 +229,9 @@ def _bar(experiment: Any, metric: str) -> Iterator[Any]:
 
         def callback(event: Any) -> None:
             accuracy = _accuracy(event, metric)
-            shown = {} if accuracy is None else {"accuracy": f"accuracy {100 * accuracy:.2f} % ({metric})"}
-            progress.update(bar, completed=event.round, **shown)
+            progress.update(bar, completed=event.round)
+            if accuracy is not None:
+                progress.update(bar, accuracy=f"accuracy {100 * accuracy:.2f} % ({metric})")
             if event.row["refused"]:
                 progress.console.print(f"round {event.round}: refused {event.row['refused']}")
 
@@ -247,13 +243,9 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     baseline: Annotated[str | None, typer.Option(help="Method that the others are paired with.")] = None,
     select: Annotated[str, typer.Option(help="Round that counts: last, best_val or best_test.")] = "last",
-    view: Annotated[
-        str | None, typer.Option(help="Prediction that counts, where a method has several.")
-    ] = None,
+    view: Annotated[str | None, typer.Option(help="Prediction that counts, where a method has several.")] = None,
     group: Annotated[str, typer.Option(help="Clients that count: all, train, unseen or new.")] = "all",
-    chart: Annotated[
-        Path | None, typer.Option(help="Also draw the clients' accuracies (.png or .svg).")
-    ] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also draw the clients' accuracies (.png or .svg).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -142,9 +142,7 @@ def load(
             extra = _parse(preset)
             for table in extra:
                 if table not in ("algorithm", "training"):
-                    raise UserError(
-                        f"{preset}: may hold the tables [algorithm] and [training] only, not {table!r}"
-                    )
+                    raise UserError(f"{preset}: may hold the tables [algorithm] and [training] only, not {table!r}")
             tables["algorithm"] = {"name": algorithm, **extra.get("algorithm", {})}
             tables["training"] = tables.get("training", {}) | extra.get("training", {})
         else:
@@ -190,20 +188,14 @@ def from_tables(tables: dict[str, Any], where: str) -> Experiment:
     known = ["seed", *_TABLES, "algorithm"]
     for key, value in tables.items():
         if key not in known:
-            raise UserError(
-                f"{where}: unknown key {key!r}{_closest(key, known)}; allowed are {', '.join(known)}"
-            )
+            raise UserError(f"{where}: unknown key {key!r}{_closest(key, known)}; allowed are {', '.join(known)}")
         if key != "seed" and not isinstance(value, dict):
             raise UserError(f"{where}: {key} must be a table, written [{key}]")
-    parts = {
-        name: _read_table(tables.get(name, {}), kind, f"{where}: [{name}]") for name, kind in _TABLES.items()
-    }
+    parts = {name: _read_table(tables.get(name, {}), kind, f"{where}: [{name}]") for name, kind in _TABLES.items()}
     method = tables.get("algorithm", {"name": "fedavg"})
     algorithm = read_algorithm(method, f"{where}: [algorithm]")
     try:
-        return Experiment(
-            **parts, algorithm=algorithm, seed=tables.get("seed", 0), algorithm_name=method["name"]
-        )
+        return Experiment(**parts, algorithm=algorithm, seed=tables.get("seed", 0), algorithm_name=method["name"])
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -230,9 +222,7 @@ def name_of(method: Algorithm) -> str:
     if not names:
         return type(method).__name__.lower()
     values = dataclasses.asdict(method)
-    return min(
-        names, key=lambda n: sum(values[k] != v for k, v in dataclasses.asdict(ALGORITHMS[n]()).items())
-    )
+    return min(names, key=lambda n: sum(values[k] != v for k, v in dataclasses.asdict(ALGORITHMS[n]()).items()))
 
 
 def _read_table(table: dict[str, Any], kind: type[Any], where: str) -> Any:

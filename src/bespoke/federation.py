@@ -27,14 +27,10 @@ class Evaluation:
         choices=("aggregated", "local"),
     )
     adapt_rounds: int = knob(1, "rounds of adaptation for a client that never took part", low=0)
-    adapt_epochs: int = knob(
-        0, "epochs of such a round where the method sets none; 0 = as in training", low=0
-    )
+    adapt_epochs: int = knob(0, "epochs of such a round where the method sets none; 0 = as in training", low=0)
     metric: str = knob("pooled", "accuracy shown while running", choices=("pooled", "mean"))
     select: str = knob("last", "round shown by compare", choices=("last", "best_val", "best_test"))
-    patience: int = knob(
-        0, "stop after so many evaluations without a better validation accuracy; 0 = never", low=0
-    )
+    patience: int = knob(0, "stop after so many evaluations without a better validation accuracy; 0 = never", low=0)
 
 
 class Records(Protocol):
@@ -107,7 +103,7 @@ class Federation:
                 break
             clock = _Clock()
             cohort = self._cohort(round)
-            shared, own = self._down(server, cohort)
+            shared, own = self.down(server, cohort)
             trained = self.clients.train(round, cohort, shared, own)
             clock.lap("train")
             due = round == rounds or (self.evaluation.every and round % self.evaluation.every == 0)
@@ -140,11 +136,10 @@ class Federation:
                 break
         return server
 
-    def personal_models(self, server: Tree, clients: Iterable[int]) -> list[Tree]:
-        """The personal models of some clients at a server's state."""
-        ids = list(clients)
-        shared, own = self._down(server, ids)
-        return self.clients.personal(self.training.rounds, ids, shared, own)  # type: ignore[attr-defined,no-any-return]
+    def down(self, server: Tree, clients: Sequence[int]) -> tuple[Tree, Tree]:
+        """What these clients receive: the part for all, and each one's own (leaves (K, ...))."""
+        ids = torch.tensor([c if c < self.num_clients else -1 for c in clients], device=self.task.device)
+        return self.algorithm.broadcast(server), self.algorithm.tailor(server, ids)
 
     # --- the parts of a round -----------------------------------------------------------------------------------
 
@@ -153,15 +148,11 @@ class Federation:
             return list(range(self.num_clients))
         return rng.cohort(self.root, round, self.num_clients, self.training.rate, self.training.sampling)
 
-    def _down(self, server: Tree, clients: Sequence[int]) -> tuple[Tree, Tree]:
-        ids = torch.tensor([c if c < self.num_clients else -1 for c in clients], device=self.task.device)
-        return self.algorithm.broadcast(server), self.algorithm.tailor(server, ids)
-
     def _evaluate(self, round: int, server: Tree) -> list[dict[str, Any]]:
         if self.evaluation.when == "local":
             return []
         everyone = list(range(self.total_clients))
-        shared, own = self._down(server, everyone)
+        shared, own = self.down(server, everyone)
         return self._rows(round, self.clients.evaluate(round, everyone, shared, own))
 
     def _evaluate_local(
@@ -247,9 +238,7 @@ def _pooled(rows: list[dict[str, Any]], split: str) -> float | None:
     """Pooled accuracy of the headline view over the training population, or None without such rows."""
     view = rows[0]["view"]
     counts = [
-        (r["correct"], r["total"])
-        for r in rows
-        if r["split"] == split and r["view"] == view and r["group"] != "new"
+        (r["correct"], r["total"]) for r in rows if r["split"] == split and r["view"] == view and r["group"] != "new"
     ]
     total = sum(t for _, t in counts)
     return sum(c for c, _ in counts) / total if total else None

@@ -32,9 +32,7 @@ def register(name: str, factory: Factory) -> None:
     """Add a method of one's own under a name, for experiments and the command line."""
     made = factory()
     if not isinstance(made, Algorithm):
-        raise TypeError(
-            f"register({name!r}): the factory gives {type(made).__name__}, not a bespoke Algorithm"
-        )
+        raise TypeError(f"register({name!r}): the factory gives {type(made).__name__}, not a bespoke Algorithm")
     if name in ALGORITHMS and ALGORITHMS[name] is not factory:
         raise ValueError(f"register({name!r}): the name is taken; choose another")
     ALGORITHMS[name] = factory

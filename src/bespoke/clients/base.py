@@ -161,9 +161,7 @@ class Simulated(ABC):
         like = next(iter(self._states.values()), None)
         self._moments_like = None if like is None else tree.zeros_like(like["moments"])
 
-    def probe(
-        self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree
-    ) -> Tree:
+    def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
         width = max(self.pool.train.sizes[c] for c in clients)
         return self._map(
@@ -191,9 +189,7 @@ class Simulated(ABC):
         new, up = self.algorithm.client_update(local, state, down)
         leaked = up.keys() & set(self.algorithm.private)
         if leaked:
-            raise ValueError(
-                f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private"
-            )
+            raise ValueError(f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private")
         return {"state": new, "up": up, "moments": local.moments, "logged": local.logged}
 
     def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
@@ -259,9 +255,7 @@ class Simulated(ABC):
                 correct, loss_sum = counts["correct"].tolist(), counts["loss_sum"].tolist()
                 for i, c in enumerate(clients):
                     values = {name: v[i] for name, v in logged.items()}
-                    rows[c].append(
-                        Evaluated(c, split, view, round(correct[i]), sizes[c], loss_sum[i], values)
-                    )
+                    rows[c].append(Evaluated(c, split, view, round(correct[i]), sizes[c], loss_sum[i], values))
         return rows
 
     # --- preparing the call -------------------------------------------------------------------------------------
@@ -275,14 +269,10 @@ class Simulated(ABC):
         if client in self._states:
             return self._states[client]
         known = client if client < self.pool.num_clients else -1
-        state = self.algorithm.client_init(
-            self.task, self.params, torch.tensor(known, device=self.root.device)
-        )
+        state = self.algorithm.client_init(self.task, self.params, torch.tensor(known, device=self.root.device))
         return {"state": state, "moments": self._moments_like or {}}
 
-    def _desk(
-        self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool
-    ) -> Local:
+    def _desk(self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool) -> Local:
         device, lr = self.root.device, self.training.lr * self.training.lr_factor(max(round, 1))
         return Local(
             task=self.task,

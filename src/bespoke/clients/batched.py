@@ -102,13 +102,11 @@ class BatchedClients(Simulated):
         extra = tree.take(pool.extra, ids)
         desks: list[Local] = []
 
-        def one(
-            rows: Tensor, n: Tensor, key: Tensor, extra: Tree, splits: Tree, stored: Tree, own: Tree
-        ) -> Tree:
+        def one(rows: Tensor, n: Tensor, key: Tensor, extra: Tree, splits: Tree, stored: Tree, own: Tree) -> Tree:
             data = self._data(rows, n, extra)
             local = self._desk(round, data, key, stored["moments"], sizes, mapped=True)
             desks.append(local)
-            held = {name: self._data(*part, extra) for name, part in splits.items()}
+            held = {name: self._data(rows, n, extra) for name, (rows, n) in splits.items()}
             out = fn(local, held, stored["state"], shared | own)
             return {**out, "used": torch.as_tensor(local.used, dtype=self.task.dtype, device=device)}
 

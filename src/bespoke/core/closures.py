@@ -23,10 +23,10 @@ def _captured(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         values += [(f"a default of {fn.__name__}", v) for v in fn.__defaults__ or ()]
         for name, value in values:
             yield name, value
-            if isinstance(value, FunctionType | functools.partial) and value is not fn:
-                # Another module's function is that module's business; a sibling of this one is the method's.
-                if getattr(value, "__module__", None) == fn.__module__:
-                    yield from _captured(value, depth + 1)
+            # Another module's function is that module's business; a sibling of this one is the method's.
+            sibling = isinstance(value, functools.partial) or getattr(value, "__module__", None) == fn.__module__
+            if sibling and value is not fn:
+                yield from _captured(value, depth + 1)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -68,9 +68,7 @@ class Rows:
     def of(lists: Sequence[Any]) -> "Rows":
         """From one list of pool rows for each client."""
         parts = [torch.as_tensor(rows, dtype=torch.int64).reshape(-1) for rows in lists]
-        return Rows(
-            torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64), tuple(len(p) for p in parts)
-        )
+        return Rows(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64), tuple(len(p) for p in parts))
 
     def __post_init__(self) -> None:
         ends = torch.tensor((0, *self.sizes), dtype=torch.int64).cumsum(0)

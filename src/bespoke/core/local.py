@@ -147,9 +147,7 @@ class Local:
         size = n.clamp(max=self.batch) if isinstance(n, Tensor) else min(self.batch, n)
         return n // size if self.training.last_batch == "drop" else -(-n // size)
 
-    def _batches(
-        self, calls: int, own: int | Tensor, passes: int, per_step: int, tag: int
-    ) -> Iterator[Batch]:
+    def _batches(self, calls: int, own: int | Tensor, passes: int, per_step: int, tag: int) -> Iterator[Batch]:
         """``calls * per_step`` minibatches: pass after pass over the rows, each shuffled by its own key."""
         device, width, count = self.key.device, self.data.width, calls * per_step
         exact = self.smallest == self.largest == width  # no padding: row counts are Python numbers
@@ -206,9 +204,7 @@ class Local:
         rates = self._rates(params, lr)
 
         def step(carry: Tree, batch: Batch, rates: Any, *consts: Any) -> Tree:
-            new, moments, value = take_step(
-                loss, carry["params"], carry["moments"], training, batch, rates, consts
-            )
+            new, moments, value = take_step(loss, carry["params"], carry["moments"], training, batch, rates, consts)
             rows = batch.mask.sum()
             return {
                 "params": new,
@@ -316,9 +312,7 @@ def _eager_step(
     params = tree.map(lambda p: p.detach().requires_grad_(), params)
     with torch.enable_grad():
         value = loss(params, batch, *consts)
-        grads = torch.autograd.grad(
-            value, list(tree.leaves(params)), allow_unused=True, materialize_grads=True
-        )
+        grads = torch.autograd.grad(value, list(tree.leaves(params)), allow_unused=True, materialize_grads=True)
     with torch.no_grad():
         return *_apply(training, params, list(grads), moments, rates, False), value.detach()
 

@@ -26,11 +26,13 @@ def _leaves(tree: Tree) -> list[Tensor]:
     return [leaf for v in tree.values() for leaf in (_leaves(v) if isinstance(v, dict) else [v])]
 
 
-def _scaled(xs: Sequence[Tensor], s: Rate, mapped: bool) -> list[Tensor]:
-    return [x * s for x in xs] if mapped else list(torch._foreach_mul(xs, s))
+def _scaled(xs: list[Tensor], s: Rate, mapped: bool) -> list[Tensor]:
+    if mapped or isinstance(s, Tensor):
+        return [x * s for x in xs]
+    return list(torch._foreach_mul(xs, s))
 
 
-def _add(xs: Sequence[Tensor], ys: Sequence[Tensor], s: Rate | Sequence[Rate], mapped: bool) -> list[Tensor]:
+def _add(xs: list[Tensor], ys: list[Tensor], s: Rate | Sequence[Rate], mapped: bool) -> list[Tensor]:
     """xs + s * ys, with one s for all or one for each."""
     if isinstance(s, Sequence):
         return [x + r * y for x, y, r in zip(xs, ys, s, strict=True)]
@@ -41,8 +43,8 @@ def _add(xs: Sequence[Tensor], ys: Sequence[Tensor], s: Rate | Sequence[Rate], m
 
 def update(
     training: Training,
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
+    params: list[Tensor],
+    grads: list[Tensor],
     moments: dict[str, list[Tensor]],
     rate: Rate | Sequence[Rate],
     mapped: bool,

@@ -20,9 +20,7 @@ def knob(
     ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one.
     """
     rules = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices}
-    return dataclasses.field(
-        default=default, metadata={k: v for k, v in rules.items() if v not in (None, ())}
-    )
+    return dataclasses.field(default=default, metadata={k: v for k, v in rules.items() if v not in (None, ())})
 
 
 def allowed(field: "dataclasses.Field[Any]") -> str:
@@ -78,9 +76,7 @@ class Training:
     clip: float = knob(0.0, "largest norm of a gradient; 0 = no clipping", low=0)
     schedule: str = knob("constant", "learning rate over rounds", choices=("constant", "cosine", "step"))
     lr_final: float = knob(0.0, "learning rate at the end of a cosine schedule", low=0)
-    schedule_rounds: int = knob(
-        0, "length of a cosine schedule, or of one stage of a step schedule; 0 = rounds", low=0
-    )
+    schedule_rounds: int = knob(0, "length of a cosine schedule, or of one stage of a step schedule; 0 = rounds", low=0)
     decay: float = knob(0.1, "factor at each stage of a step schedule", above=0, high=1)
     keep_optimizer: bool = knob(False, "keep the optimiser's moments on the client between rounds")
     sampling: str = knob("fixed", "how a round's clients are drawn", choices=("fixed", "bernoulli"))

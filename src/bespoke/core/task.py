@@ -67,10 +67,7 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
             module = self._build()
-        return {
-            n: p.detach().clone().to(device=self.device, dtype=self.dtype)
-            for n, p in module.named_parameters()
-        }
+        return {n: p.detach().clone().to(device=self.device, dtype=self.dtype) for n, p in module.named_parameters()}
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """x (B, ...) -> logits (B, C)."""
@@ -138,9 +135,7 @@ def _check_module(module: nn.Module, head: str) -> None:
         names = ", ".join(repr(n) for n, m in modules.items() if n and not list(m.children()))
         raise UserError(f"the model has no module named {head!r} to serve as head; its layers are {names}")
     if not list(modules[head].parameters()):
-        raise UserError(
-            f"the module {head!r} has no parameters and cannot serve as head: name the last linear layer"
-        )
+        raise UserError(f"the module {head!r} has no parameters and cannot serve as head: name the last linear layer")
     for name, layer in modules.items():
         if isinstance(layer, _BATCH_NORMS) or getattr(layer, "track_running_stats", False):
             raise UserError(
@@ -148,8 +143,6 @@ def _check_module(module: nn.Module, head: str) -> None:
                 "use nn.GroupNorm, nn.InstanceNorm2d(affine=True) or nn.LayerNorm instead"
             )
         if isinstance(layer, _DROPOUTS) and layer.p > 0:
-            raise UserError(
-                f"layer {name!r} is dropout with p={layer.p}, whose draws could not be repeated: set p=0"
-            )
+            raise UserError(f"layer {name!r} is dropout with p={layer.p}, whose draws could not be repeated: set p=0")
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
         raise UserError("the model ties parameters between layers, which has no clear split: untie them")

@@ -18,9 +18,7 @@ def map(fn: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
     """Apply ``fn`` to the leaves of trees that have the same names."""
     for other in others:
         if other.keys() != tree.keys():
-            raise ValueError(
-                f"trees with different names cannot be combined: {sorted(tree)} and {sorted(other)}"
-            )
+            raise ValueError(f"trees with different names cannot be combined: {sorted(tree)} and {sorted(other)}")
     return {
         name: map(fn, value, *(o[name] for o in others))
         if isinstance(value, dict)

@@ -56,9 +56,7 @@ def as_inputs(x: Any, where: str) -> np.ndarray:
     if x.dtype.kind not in targets:
         raise UserError(f"x of {where} holds {x.dtype} values: give numbers, such as float32 or uint8")
     if x.ndim < 2 or 0 in x.shape[1:]:
-        raise UserError(
-            f"x of {where} has shape {x.shape}: give (rows, features) or (rows, channels, height, width)"
-        )
+        raise UserError(f"x of {where} has shape {x.shape}: give (rows, features) or (rows, channels, height, width)")
     return np.require(x, targets[x.dtype.kind], ["C", "W"])
 
 
@@ -68,9 +66,7 @@ def as_labels(y: Any, where: str) -> np.ndarray:
     if y.ndim != 1:
         raise UserError(f"y of {where} has shape {y.shape}: give one class number per row, shape (rows,)")
     if len(y) and y.dtype.kind not in "iub":
-        raise UserError(
-            f"y of {where} holds {y.dtype} values: give class numbers 0, 1, ... of an integer type"
-        )
+        raise UserError(f"y of {where} holds {y.dtype} values: give class numbers 0, 1, ... of an integer type")
     return y.astype(np.int64)
 
 
@@ -101,9 +97,7 @@ def join(
     for i, client in enumerate(clients):
         if (client.x_test is None) != (client.y_test is None):
             raise UserError(f"{client.where} has only one of x_test and y_test: give both or neither")
-        parts = [(client.x, client.y, "")] + [(client.x_test, client.y_test, "_test")] * (
-            client.x_test is not None
-        )
+        parts = [(client.x, client.y, "")] + [(client.x_test, client.y_test, "_test")] * (client.x_test is not None)
         for x, y, suffix in parts:
             where = client.where + (" (test rows)" if suffix else "")
             y = as_labels(y, where)
@@ -111,9 +105,7 @@ def join(
                 continue  # an empty client may not even know its shape
             x = as_inputs(x, where)
             if len(x) != len(y):
-                raise UserError(
-                    f"{where} has {len(x)} rows in x{suffix} and {len(y)} in y{suffix}: give as many"
-                )
+                raise UserError(f"{where} has {len(x)} rows in x{suffix} and {len(y)} in y{suffix}: give as many")
             if xs and (x.shape[1:], x.dtype) != (xs[0].shape[1:], xs[0].dtype):
                 raise UserError(
                     f"examples of {where} are {x.dtype} of shape {x.shape[1:]}, those of {first} are "
@@ -128,9 +120,7 @@ def join(
             tests.append(held)
             owners.append(np.full(len(y), i))
     if not xs:
-        raise UserError(
-            f"none of the {len(clients)} clients has any rows: give at least one client some data"
-        )
+        raise UserError(f"none of the {len(clients)} clients has any rows: give at least one client some data")
     y = np.concatenate(ys)
     return Examples(
         x=np.concatenate(xs),

@@ -72,9 +72,7 @@ def from_arrays(
     return _spread(examples, settings, seed, skip_empty)[0]
 
 
-def _spread(
-    examples: Examples, settings: DataSettings, seed: int, skip_empty: bool
-) -> tuple[Pool, Partition]:
+def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: bool) -> tuple[Pool, Partition]:
     own = len(examples.owner_names)
     scheme = settings.partition
     if scheme == "auto":
@@ -82,9 +80,7 @@ def _spread(
     natural = scheme == "natural" and own > 0
     clients = settings.clients or (own if natural else DEFAULT_CLIENTS)
     if natural and clients > own:
-        raise UserError(
-            f"[data] clients is {clients}, but the data set has {own} clients of its own: lower it"
-        )
+        raise UserError(f"[data] clients is {clients}, but the data set has {own} clients of its own: lower it")
     if settings.new_clients >= clients:
         raise UserError(
             f"{settings.new_clients} of {clients} clients cannot be new ones: lower [data] new_clients, "
@@ -92,9 +88,7 @@ def _spread(
         )
     marks = examples.official_test
     if settings.pool == "split" and marks is None:
-        raise UserError(
-            f'{settings.name!r} has no official test rows to keep apart: set [data] pool = "train+test"'
-        )
+        raise UserError(f'{settings.name!r} has no official test rows to keep apart: set [data] pool = "train+test"')
     apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
 
     rng = generator(seed, PARTITION)

@@ -82,9 +82,7 @@ def dirichlet_counts(
     held = np.zeros((tries, clients), dtype=np.int64)
     even = sizes.sum() / clients
     for k, size in enumerate(sizes):
-        logs = (
-            np.log(rng.standard_gamma(alpha + 1.0, held.shape)) - rng.standard_exponential(held.shape) / alpha
-        )
+        logs = np.log(rng.standard_gamma(alpha + 1.0, held.shape)) - rng.standard_exponential(held.shape) / alpha
         if balance:
             logs[held >= even] = -np.inf  # never all of them: a class is still to come
         cuts = np.exp(logs - logs.max(axis=1, keepdims=True)).cumsum(axis=1)
@@ -111,8 +109,7 @@ def pathological(
     classes, sizes = np.unique(labels, return_counts=True)
     if classes_per_client > len(classes):
         raise UserError(
-            f"[data] classes_per_client is {classes_per_client}, but the data has {len(classes)} classes: "
-            "lower it"
+            f"[data] classes_per_client is {classes_per_client}, but the data has {len(classes)} classes: lower it"
         )
     free = np.full(len(classes), clients * classes_per_client // len(classes))
     free[rng.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
@@ -165,9 +162,7 @@ def follow(
     return _deal(others, classes, counts, rng)
 
 
-def _deal(
-    labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator
-) -> list[np.ndarray]:
+def _deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Shuffle the rows of each class and hand out ``counts`` (classes, clients) of them."""
     hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
     for label, count in zip(classes, counts, strict=True):

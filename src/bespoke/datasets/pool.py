@@ -82,8 +82,7 @@ def pool_of(
     names = tuple(names) if names is not None else tuple(str(i) for i in range(len(train)))
     if not 0 <= new_clients < len(train):
         raise UserError(
-            f"{new_clients} of {len(train)} clients cannot be new ones: "
-            "at least one must take part in training"
+            f"{new_clients} of {len(train)} clients cannot be new ones: at least one must take part in training"
         )
     x, y = as_inputs(x, "the data"), as_labels(y, "the data")
     if len(x) != len(y):
@@ -91,7 +90,7 @@ def pool_of(
 
     def holder(row: int) -> str:
         for i, name in enumerate(names):
-            if any((rows[i] == row).any() for rows in (train, test, val)):
+            if any(row in rows[i] for rows in (train, test, val)):
                 return f"client {name!r}"
         return f"row {row} of the data"
 
@@ -111,14 +110,10 @@ def pool_of(
     keep = [i for i, rows in enumerate(train) if len(rows)]
     if len(keep) < len(train) and not skip_empty:
         empty = min(set(range(len(train))) - set(keep))
-        raise UserError(
-            f"client {names[empty]!r} has no training rows: give it some, or set skip_empty to true"
-        )
+        raise UserError(f"client {names[empty]!r} has no training rows: give it some, or set skip_empty to true")
     training = sum(i < len(train) - new_clients for i in keep)
     if not training:
-        raise UserError(
-            "no client of the training population has any training rows: give at least one some data"
-        )
+        raise UserError("no client of the training population has any training rows: give at least one some data")
     return Pool(
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),

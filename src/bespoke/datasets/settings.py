@@ -23,9 +23,7 @@ class DataSettings:
         "how rows become clients; auto takes the data set's own clients, and dirichlet where it has none",
         choices=("auto", "iid", "dirichlet", "pathological", "natural"),
     )
-    clients: int = knob(
-        0, "number of clients, new ones among them; 0 means 20, or all of the data set's own", low=0
-    )
+    clients: int = knob(0, "number of clients, new ones among them; 0 means 20, or all of the data set's own", low=0)
     new_clients: int = knob(0, "so many of the last clients are met only in evaluation", low=0)
     alpha: float = knob(0.3, "dirichlet: concentration; smaller is more skewed", above=0)
     min_rows: int = knob(1, "dirichlet: redraw until every client has so many rows", low=0)
@@ -42,9 +40,7 @@ class DataSettings:
     )
     rows: int = knob(2000, "gaussian: number of rows", low=1)
     dim: int = knob(20, "gaussian: numbers in a row", low=1)
-    spread: float = knob(
-        1.5, "gaussian: standard deviation within a class; the means are standard normal", low=0
-    )
+    spread: float = knob(1.5, "gaussian: standard deviation within a class; the means are standard normal", low=0)
 
     def checked(self) -> "DataSettings":
         """The settings themselves; the first value out of its range is a UserError."""

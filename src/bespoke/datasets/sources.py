@@ -2,6 +2,7 @@
 
 import glob
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -40,27 +41,25 @@ def gaussian(settings: DataSettings, rng: np.random.Generator) -> Examples:
 def files(settings: DataSettings, rng: np.random.Generator) -> Examples:
     """Your own: one .npz per client at path, with x, y and optionally x_test, y_test."""
     if not settings.path:
-        raise UserError(
-            '[data] path is empty: give the pattern of the clients\' archives, such as "clients/*.npz"'
-        )
+        raise UserError('[data] path is empty: give the pattern of the clients\' archives, such as "clients/*.npz"')
     paths = [Path(p) for p in sorted(glob.glob(os.path.expanduser(settings.path), recursive=True))]
     if not paths:
-        raise UserError(
-            f"no file matches [data] path = {settings.path!r} below {os.getcwd()}: correct the pattern"
-        )
+        raise UserError(f"no file matches [data] path = {settings.path!r} below {os.getcwd()}: correct the pattern")
     twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
     if twice:
-        raise UserError(
-            f"several files are named {min(twice)!r}, which is the client's name: rename all but one"
-        )
+        raise UserError(f"several files are named {min(twice)!r}, which is the client's name: rename all but one")
     clients = [_read_client(path) for path in paths]
     return join(clients, settings.num_classes, settings.test, rng)
 
 
 def _read_client(path: Path) -> ClientArrays:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in ("x", "y", "x_test", "y_test") if name in archive}
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is cut short or of another kind")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in ("x", "y", "x_test", "y_test") if name in archive}
     except Exception as error:  # a damaged archive fails in many ways
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} cannot be read as an .npz of plain arrays: {reason}") from None

@@ -26,12 +26,8 @@ class ModelSpec(NamedTuple):
 MODELS: dict[str, ModelSpec] = {
     "linear": ModelSpec(basic.linear, "head", "one linear layer; nothing but a head"),
     "mlp": ModelSpec(basic.mlp, "head", "one hidden layer (hidden, norm)"),
-    "cnn": ModelSpec(
-        basic.cnn, "head", "two convolutions and a hidden layer, from 4x4 up (width, hidden, norm)"
-    ),
-    "cifar_cnn": ModelSpec(
-        basic.cifar_cnn, "head", "three convolutions for 32x32 images, 107,690 parameters"
-    ),
+    "cnn": ModelSpec(basic.cnn, "head", "two convolutions and a hidden layer, from 4x4 up (width, hidden, norm)"),
+    "cifar_cnn": ModelSpec(basic.cifar_cnn, "head", "three convolutions for 32x32 images, 107,690 parameters"),
 }
 
 

@@ -46,9 +46,7 @@ def _axes(width: float, height: float, title: str, subtitle: str) -> tuple[Figur
     pad = 9 + 12 * (lines.count("\n") + 1)  # points: the title stands above the subtitle
     axes.set_title(title, loc="left", fontsize=12, color=INK, pad=pad, parse_math=False)
     place: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
-    axes.annotate(
-        lines, (0, 1), xycoords="axes fraction", fontsize=8.5, color=GREY, parse_math=False, **place
-    )
+    axes.annotate(lines, (0, 1), xycoords="axes fraction", fontsize=8.5, color=GREY, parse_math=False, **place)
     return figure, axes
 
 
@@ -92,13 +90,9 @@ def accuracy_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path
         values = 100 * np.sort(row.accuracies)
         size = float(np.clip(1500 / len(values), 4, 26))
         offsets = _swarm(values, (100 - low) / 90)
-        axes.scatter(
-            values, y + offsets, s=size, color=DOTS, alpha=0.7, linewidths=0, clip_on=False, zorder=3
-        )
+        axes.scatter(values, y + offsets, s=size, color=DOTS, alpha=0.7, linewidths=0, clip_on=False, zorder=3)
         mean = 100 * row.mean.mean
-        axes.plot(
-            [mean, mean], [y - 0.36, y + 0.36], color=INK, linewidth=2.2, solid_capstyle="butt", zorder=2
-        )
+        axes.plot([mean, mean], [y - 0.36, y + 0.36], color=INK, linewidth=2.2, solid_capstyle="butt", zorder=2)
         axes.text(1.02, y, f"{mean:.1f}", transform=margin, va="center", color=INK)
     axes.text(1.02, -0.62, "mean", transform=margin, va="bottom", color=GREY, fontsize=8.5)
     axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
@@ -127,9 +121,7 @@ def curves(paths: Paths, path: str | os.PathLike[str], view: str | None = None) 
         means = [[aggregate(c.correct, c.total).mean for c in seed] for seed in counts]
         lines[label] = rounds, 100 * np.array(means, dtype=np.float64)  # [seeds, rounds]
     if max(len(rounds) for rounds, _ in lines.values()) < 2:
-        raise UserError(
-            "no run evaluated several rounds, so there is no curve; run with [evaluation] every = 1"
-        )
+        raise UserError("no run evaluated several rounds, so there is no curve; run with [evaluation] every = 1")
     subtitle = "Mean test accuracy over all clients of the training population"
     if any(len(values) > 1 for _, values in lines.values()):
         subtitle += "; line: mean over seeds, band: lowest to highest seed"

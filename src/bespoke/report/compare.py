@@ -57,9 +57,7 @@ def compare(
     return Comparison(tuple(rows), baseline, select, title, _caption(rows, select, group), tuple(warnings))
 
 
-def _row(
-    label: str, groups: Groups, chosen: Chosen, baseline: str, view: str | None
-) -> tuple[Row, int, bool]:
+def _row(label: str, groups: Groups, chosen: Chosen, baseline: str, view: str | None) -> tuple[Row, int, bool]:
     """A method's row, how many of its uploads were refused, and whether it was tested on other rows."""
     runs, costs = groups[label], [totals(run.folder) for run in groups[label].values()]
     counts = [counts for _, counts in chosen[label].values()]
@@ -78,9 +76,7 @@ def _row(
         std=float(np.mean(spreads)) if spreads else None,
         pooled=seed_statistics([value["pooled"] for value in values]),
         worst10=seed_statistics([value["worst10"] for value in values]),
-        bytes_per_round=float(
-            np.mean([(c["bytes_down"] + c["bytes_up"]) / max(1, c["rounds"]) for c in costs])
-        ),
+        bytes_per_round=float(np.mean([(c["bytes_down"] + c["bytes_up"]) / max(1, c["rounds"]) for c in costs])),
         seconds=float(np.mean([cost["seconds"] for cost in costs])),
         difference=difference,
         pairs=pairs,
@@ -98,14 +94,10 @@ def _choose(groups: Groups, select: str, view: str | None, group: str) -> Chosen
             number = run.evaluations.choose(name, select)
             if number is None:
                 cure = "run with [data] validation" if select == "best_val" else "give its clients test rows"
-                raise UserError(
-                    f"{run.folder.path} has no {TITLES[select]}: {cure}, or select the last round"
-                )
+                raise UserError(f"{run.folder.path} has no {TITLES[select]}: {cure}, or select the last round")
             counts = run.evaluations.counts(name, number, group)
             if not counts.total.sum():
-                raise UserError(
-                    f"{run.folder.path} has no test rows of {PEOPLE[group]}; choose another group"
-                )
+                raise UserError(f"{run.folder.path} has no test rows of {PEOPLE[group]}; choose another group")
             chosen[label][seed] = number, counts
     return chosen
 

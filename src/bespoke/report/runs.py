@@ -61,9 +61,7 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def differing(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """The dotted keys whose values are not the same in all configs, with the values as text."""
     flat = [_flatten(config) for config in configs]
-    shown = {
-        key: [str(f.get(key, "unset")) for f in flat] for key in dict.fromkeys(k for f in flat for k in f)
-    }
+    shown = {key: [str(f.get(key, "unset")) for f in flat] for key in dict.fromkeys(k for f in flat for k in f)}
     return {key: values for key, values in shown.items() if len(set(values)) > 1}
 
 
@@ -82,9 +80,7 @@ def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
         if run.evaluations.views:
             by_method.setdefault(run.algorithm, []).append(run)
         else:
-            warnings.append(
-                f"{folder.path} is left out: it holds no evaluation yet (finish it with --resume)"
-            )
+            warnings.append(f"{folder.path} is left out: it holds no evaluation yet (finish it with --resume)")
     if not by_method:
         raise UserError("; ".join(warnings))
     groups: Groups = {}

@@ -103,9 +103,7 @@ class Comparison:
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         lines = [self.title]
         for row in [header, *rows]:
-            cells = [
-                c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-            ]
+            cells = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
             lines.append("  ".join(cells).rstrip())
         return "\n".join([*lines, *self._notes()]) + "\n"
 
@@ -113,13 +111,9 @@ class Comparison:
         """A Markdown table; the best of each column of accuracies is bold."""
         header, rows = self.cells()
         best = self._best()
-        bold = [
-            [f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)] for i, row in enumerate(rows)
-        ]
+        bold = [[f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)] for i, row in enumerate(rows)]
         rule = ["---", *["---:"] * (len(header) - 1)]
-        lines = [
-            "| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in [header, rule, *bold]
-        ]
+        lines = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in [header, rule, *bold]]
         return "\n".join(lines) + "\n\n" + "\n\n".join(self._notes()) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,9 +144,7 @@ def _interval(value: Difference | None) -> str:
     if value is None:
         return "-"
     mean, low, high = value
-    return f"{100 * mean:+.1f}" + (
-        "" if low is None or high is None else f" [{100 * low:.1f},{100 * high:.1f}]"
-    )
+    return f"{100 * mean:+.1f}" + ("" if low is None or high is None else f" [{100 * low:.1f},{100 * high:.1f}]")
 
 
 def human_bytes(count: float) -> str:
