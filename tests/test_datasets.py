@@ -78,6 +78,12 @@ def test_cut_is_a_split_of_each_clients_rows():
     assert cut(lists, 0.2, 0.25, 1.0, seed=2)[1][0].tolist() != test[0].tolist()
 
 
+def test_the_draws_of_one_purpose_are_not_those_of_another():
+    lists = [np.arange(40)]
+    halves = [cut(lists, 0.5, 0.0, 1.0, 0)[0], cut(lists, 0.0, 0.0, 0.5, 0)[0], cut(lists, 0.0, 0.5, 1.0, 0)[2]]
+    assert len({tuple(half[0]) for half in halves}) == 3
+
+
 def test_keep_and_validation_leave_the_test_rows_alone():
     lists = [np.arange(50), np.arange(50, 52)]
     train, test, _ = cut(lists, 0.2, 0.0, 1.0, seed=0)

@@ -133,9 +133,17 @@ def test_a_demanding_redraw_at_the_size_of_cifar10():
 
 
 def test_a_redraw_without_hope_ends_with_a_sentence(monkeypatch):
+    drawn = []
+
+    def counted(*args):
+        drawn.append(args[-1])
+        return dirichlet_counts(*args)
+
     monkeypatch.setattr(partition, "MAX_TRIES", 50)
+    monkeypatch.setattr(partition, "dirichlet_counts", counted)
     with pytest.raises(UserError, match=r"50 draws of Dir\(0.01\) over 10 clients .* 9 rows: raise .*alpha.*min_rows"):
         dirichlet(labels(50, 50), rng(), 10, 0.01, 9)
+    assert sum(drawn) == 50
 
 
 def test_dirichlet_refuses_what_cannot_be():

@@ -21,7 +21,8 @@ class BatchedClients(Simulated):
     """
 
     name = "batched"
-    chunk = 64
+    chunk = 64  # clients in one mapped call: bounds memory
+    similar = 0.5  # a block's smallest client has at least this share of its largest one's rows
     padding = 0  # extra rows beyond a block's largest client: changes nothing but time; for tests
     mappable = True
 
@@ -38,7 +39,7 @@ class BatchedClients(Simulated):
         width: int | None = None,
     ) -> tuple[Tree, float, int]:
         parts, order, used, slots, breaks = [], [], 0.0, 0, 0
-        for block in blocks([self.pool.train.sizes[c] for c in clients], self.chunk):
+        for block in blocks([self.pool.train.sizes[c] for c in clients], self.chunk, self.similar):
             group = [clients[i] for i in block]
             part = tree.take(own, torch.tensor(block, device=self.root.device))
             if self.mappable:

@@ -126,8 +126,8 @@ class Pool:
         )
 
 
-def blocks(sizes: Sequence[int], chunk: int) -> list[list[int]]:
-    """Pack positions into blocks of similar size: at most ``chunk`` each, none under half the block's largest.
+def blocks(sizes: Sequence[int], chunk: int, similar: float = 0.5) -> list[list[int]]:
+    """Pack positions into blocks of at most ``chunk`` whose sizes are at least ``similar`` times the block's largest.
 
     Small clients are kept together whatever their ratio, since a few padded rows cost less than a call.
     """
@@ -136,7 +136,7 @@ def blocks(sizes: Sequence[int], chunk: int) -> list[list[int]]:
     for i in order:
         if packed and len(packed[-1]) < chunk:
             largest = sizes[packed[-1][0]]
-            if sizes[i] * 2 >= largest or largest <= 16:
+            if sizes[i] >= similar * largest or largest <= 16:
                 packed[-1].append(i)
                 continue
         packed.append([i])

@@ -1,0 +1,295 @@
+"""What every method must hold, as checks that run on a small federation: ``bespoke.check_method(Mine())``.
+
+The federation is made to be awkward: clients of 1 to 64 rows, one with a single class, classes that are
+absent, four of seven clients a round, and a new client that never trains.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from bespoke.clients import BatchedClients, Evaluated, LoopClients, Simulated
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import Pool, Rows
+from bespoke.core.settings import Training
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+
+SIZES = (1, 64, 9, 33, 5, 48, 17)  # of the training clients; a new client of 12 rows comes on top
+ROUNDS, COHORT, CLASSES, DIM = 4, 4, 3, 5
+EXACT, CLOSE = 0.0, 1e-9
+
+SGD = Training(rounds=ROUNDS, epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+ADAM = Training(rounds=ROUNDS, steps=5, batch=8, lr=0.01, optimizer="adam", keep_optimizer=True, clip=1.0)
+
+
+class _Net(nn.Module):
+    """A body with a normalisation layer, and a head: every split that a method may ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(DIM, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.norm(self.hidden(x))))
+
+
+@lru_cache(maxsize=1)
+def toy() -> tuple[Pool, Task, Tree]:
+    """The awkward federation, its task in float64, and common initial parameters."""
+    key = rng.key(7)
+    sizes = (*SIZES, 12)
+    total = 2 * sum(sizes)  # as many test rows as train rows
+    y = (rng.bits(rng.fold_in(key, 0), torch.arange(total)) % CLASSES).long()
+    train, test, start = [], [], 0
+    for client, n in enumerate(sizes):
+        rows = torch.arange(start, start + 2 * n)
+        start += 2 * n
+        if client == 4:
+            y[rows] = 1  # a single class
+        if client == 2:
+            y[rows] = y[rows] % 2  # a class is absent
+        train.append(rows[:n])
+        test.append(rows[n:])
+    centres = 2.0 * rng.normal(rng.fold_in(key, 1), (CLASSES, DIM), torch.float64)
+    x = centres[y] + rng.normal(rng.fold_in(key, 2), (total, DIM), torch.float64)
+    names = tuple(f"client {i}" for i in range(len(sizes)))
+    pool = Pool(
+        x, y, Rows.of(train), Rows.of(test), Rows.of([[]] * len(sizes)), CLASSES, num_clients=len(SIZES), names=names
+    )
+    task = Task(_Net, "head", CLASSES, dtype=torch.float64)
+    return pool, task, task.init(rng.key(3))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a run leaves behind."""
+
+    server: Tree
+    states: dict[int, Tree]
+    uploads: list[Tree]  # stacked, one a round
+    evaluated: list[Evaluated]
+    logged: list[dict[str, list[float]]]
+    refused: dict[int, str]
+    first_loss: float
+    evaluated_again: list[Evaluated]
+
+
+@lru_cache(maxsize=64)
+def trial(
+    method: Algorithm,
+    backend: type[Simulated] = LoopClients,
+    training: Training = SGD,
+    chunk: int = 64,
+    padding: int = 0,
+    backwards: bool = False,
+    attempt: int = 0,
+    rounds: int = ROUNDS,
+) -> Outcome:
+    """Train a method for some rounds on the awkward federation; equal arguments are run once.
+
+    ``backwards`` names each cohort in reverse order; ``attempt`` asks for a run of its own.
+    """
+    pool, task, params = toy()
+    clients = backend(method, task, params, pool, training, seed=11)
+    if isinstance(clients, BatchedClients):
+        # However unequal, all clients of a chunk share a block: the hardest case for masks.
+        clients.chunk, clients.padding, clients.similar = chunk, padding, 0.0
+    root = rng.key(11)
+    server = method.server_init(task, params, pool.num_clients, rng.stream(root, rng.SERVER))
+    everyone = list(range(pool.total_clients))
+    ids = torch.tensor([c if c < pool.num_clients else -1 for c in everyone])
+
+    def evaluate(round: int) -> list[Evaluated]:
+        return clients.evaluate(round, everyone, method.broadcast(server), method.tailor(server, ids))
+
+    first_loss = _mean_loss(evaluate(0))
+    uploads, logged, refused = [], [], {}
+    for round in range(1, rounds + 1):
+        cohort = rng.cohort(root, round, pool.num_clients, COHORT / pool.num_clients, "fixed")
+        cohort = cohort[::-1] if backwards else cohort
+        own = method.tailor(server, torch.tensor(cohort))
+        trained = clients.train(round, cohort, method.broadcast(server), own)
+        refused |= trained.refused
+        uploads.append(trained.uploads.tree)
+        logged.append(trained.logged)
+        if len(trained.uploads.clients):
+            server = method.aggregate(task, server, trained.uploads, rng.stream(root, rng.SERVER, round))
+    if clients.notes:
+        raise AssertionError(f"{_name(method)} cannot be mapped over clients: {clients.notes[0]}")
+    evaluated = evaluate(rounds)
+    states = {c: s["state"] for c, s in clients.states().items()}
+    return Outcome(server, states, uploads, evaluated, logged, refused, first_loss, evaluate(rounds))
+
+
+def _mean_loss(rows: list[Evaluated]) -> float:
+    headline = [r for r in rows if r.view == rows[0].view and r.split == "test"]
+    return sum(r.loss_sum for r in headline) / sum(r.total for r in headline)
+
+
+def _name(method: Algorithm) -> str:
+    return type(method).__name__
+
+
+def _require(condition: bool, method: Algorithm, sentence: str) -> None:
+    if not condition:
+        raise AssertionError(f"{_name(method)}: {sentence}")
+
+
+def _require_equal(method: Algorithm, a: Outcome, b: Outcome, tolerance: float, what: str) -> None:
+    """Servers, states and evaluations agree within ``tolerance`` (0 asks for the same bits)."""
+    mine = tree.flatten({"server": a.server, "clients": {str(c): s for c, s in sorted(a.states.items())}})
+    theirs = tree.flatten({"server": b.server, "clients": {str(c): s for c, s in sorted(b.states.items())}})
+    _require(mine.keys() == theirs.keys(), method, f"{what}: the states have other names")
+    for name, value in mine.items():
+        if value.numel():
+            gap = float((value.double() - theirs[name].double()).abs().max())
+            _require(gap <= tolerance, method, f"{what}: {name} differs by {gap:.1e} (allowed {tolerance:.0e})")
+    for left, right in zip(a.evaluated, b.evaluated, strict=True):
+        _require(left[:5] == right[:5], method, f"{what}: client {left.client} counts {left[:5]} and {right[:5]}")
+        gap = abs(left.loss_sum - right.loss_sum)
+        _require(gap <= 100 * tolerance, method, f"{what}: client {left.client}'s loss differs by {gap:.1e}")
+
+
+# --- the checks -------------------------------------------------------------------------------------------------
+
+
+def is_frozen(method: Algorithm) -> None:
+    """The method is a frozen dataclass that a copy of its fields rebuilds."""
+    own = vars(type(method)).get("__dataclass_params__")  # not the base class's
+    _require(own is not None and own.frozen, method, "is no frozen dataclass: decorate it with @dataclass(frozen=True)")
+    fields: dict[str, Any] = dataclasses.asdict(method)
+    _require(type(method)(**fields) == method, method, "its fields do not rebuild it")
+
+
+def loop_equals_batched(method: Algorithm) -> None:
+    """One client after another and a cohort at once give the same numbers."""
+    _require_equal(method, trial(method), trial(method, BatchedClients), CLOSE, "loop against batched")
+
+
+def loop_equals_batched_with_kept_moments(method: Algorithm) -> None:
+    """The same with Adam, whose moments stay on the clients, and rounds counted in steps."""
+    loop, batched = trial(method, training=ADAM), trial(method, BatchedClients, ADAM)
+    _require_equal(method, loop, batched, CLOSE, "loop against batched with kept moments")
+
+
+def chunks_change_nothing(method: Algorithm) -> None:
+    """Blocks of two clients give the same numbers as larger ones."""
+    chunked = trial(method, BatchedClients, chunk=2)
+    _require_equal(method, trial(method, BatchedClients), chunked, CLOSE, "large against small blocks")
+
+
+def padding_changes_nothing(method: Algorithm) -> None:
+    """More padded rows, and so more idle steps, give the same numbers."""
+    padded = trial(method, BatchedClients, padding=11)
+    _require_equal(method, trial(method, BatchedClients), padded, CLOSE, "without and with extra padding")
+
+
+def same_seed_same_bits(method: Algorithm) -> None:
+    """A run can be repeated to the bit, on either backend."""
+    for backend in (LoopClients, BatchedClients):
+        again = trial(method, backend, attempt=1)
+        _require_equal(method, trial(method, backend), again, EXACT, f"two equal runs ({backend.name})")
+
+
+def order_does_not_matter(method: Algorithm) -> None:
+    """The order in which clients are named changes nothing."""
+    _require_equal(method, trial(method), trial(method, backwards=True), CLOSE, "clients forwards and backwards")
+
+
+def shapes_stay(method: Algorithm) -> None:
+    """States and uploads have the same names, shapes and types in every round."""
+    outcome = trial(method)
+    kinds = {_shapes({"state": s}) for s in outcome.states.values()}
+    _require(len(kinds) == 1, method, "clients' states differ in names, shapes or types")
+    pool, task, params = toy()
+    first = method.client_init(task, params, torch.tensor(0))
+    _require(kinds == {_shapes({"state": first})}, method, "client_update changes the state's names, shapes or types")
+    uploads = {_shapes(u) for u in outcome.uploads}
+    _require(len(uploads) == 1, method, "uploads differ between rounds in names, shapes or types")
+    start = method.server_init(task, params, pool.num_clients, rng.stream(rng.key(11), rng.SERVER))
+    _require(_shapes(start) == _shapes(outcome.server), method, "aggregate changes the server's names, shapes or types")
+
+
+def _shapes(value: Tree) -> tuple[Any, ...]:
+    return tuple((n, tuple(t.shape), str(t.dtype)) for n, t in sorted(tree.flatten(value).items()))
+
+
+def awkward_clients_work(method: Algorithm) -> None:
+    """Clients with one row, one class or an absent class give finite numbers, and nobody is refused."""
+    for outcome in (trial(method), trial(method, BatchedClients)):
+        _require(not outcome.refused, method, f"clients were refused: {outcome.refused}")
+        for row in outcome.evaluated:
+            _require(
+                math.isfinite(row.loss_sum), method, f"client {row.client} predicts with a loss that is not finite"
+            )
+
+
+def private_stays_private(method: Algorithm) -> None:
+    """What is declared private is part of the state and of no upload."""
+    outcome = trial(method)
+    state = next(iter(outcome.states.values()))
+    missing = set(method.private) - state.keys()
+    _require(not missing, method, f"declares {sorted(missing)} private, but its state has no such name")
+    leaked = set(method.private) & set().union(*(u.keys() for u in outcome.uploads))
+    _require(not leaked, method, f"uploads {sorted(leaked)}, which it declares private")
+
+
+def evaluation_changes_nothing(method: Algorithm) -> None:
+    """Evaluating twice gives the same numbers: personalisation leaves no trace."""
+    outcome = trial(method)
+    _require(outcome.evaluated == outcome.evaluated_again, method, "a second evaluation gives other numbers")
+
+
+def new_client_works(method: Algorithm) -> None:
+    """A client that never took part can be adapted and personalised, on either backend alike."""
+    new = len(SIZES)
+    for backend in (LoopClients, BatchedClients):
+        rows = [r for r in trial(method, backend).evaluated if r.client == new]
+        _require(bool(rows), method, f"a new client got no prediction ({backend.name})")
+        _require(
+            all(math.isfinite(r.loss_sum) for r in rows), method, f"a new client's loss is not finite ({backend.name})"
+        )
+
+
+def loss_falls(method: Algorithm) -> None:
+    """Training for a while lowers the loss of the personal models on held-out rows."""
+    outcome = trial(method, BatchedClients, rounds=12)
+    before, after = outcome.first_loss, _mean_loss(outcome.evaluated)
+    _require(after < 0.9 * before, method, f"the personal models' loss went from {before:.3f} to {after:.3f}")
+
+
+CHECKS: dict[str, Callable[[Algorithm], None]] = {
+    check.__name__: check
+    for check in (
+        is_frozen,
+        loop_equals_batched,
+        loop_equals_batched_with_kept_moments,
+        chunks_change_nothing,
+        padding_changes_nothing,
+        same_seed_same_bits,
+        order_does_not_matter,
+        shapes_stay,
+        awkward_clients_work,
+        private_stays_private,
+        evaluation_changes_nothing,
+        new_client_works,
+        loss_falls,
+    )
+}
+
+
+def check_method(method: Algorithm) -> list[str]:
+    """Run every check on a method and return their names; the first that fails is an AssertionError that says why."""
+    for check in CHECKS.values():
+        check(method)
+    return list(CHECKS)

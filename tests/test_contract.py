@@ -1,0 +1,228 @@
+"""The contract suite: every check over every method, and proof that each check can fail."""
+
+from dataclasses import dataclass
+from typing import final
+
+import pytest
+import torch
+
+from bespoke.algorithms import ALGORITHMS
+from bespoke.contract import CHECKS, check_method
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+
+CASES = [
+    pytest.param(name, check, id=f"{name}-{check}", marks=pytest.mark.xdist_group(name))
+    for name in ALGORITHMS
+    for check in CHECKS
+]
+
+
+@pytest.mark.parametrize(("name", "check"), CASES)
+def test_contract(name: str, check: str) -> None:
+    CHECKS[check](ALGORITHMS[name]())
+
+
+class Toy(Algorithm):
+    """FedAvg in miniature, for the faulty methods below to differ from in one thing each."""
+
+    def client_update(self, local, state, down):
+        return state, {"model": local.sgd(local.task.loss, down["model"])}
+
+    def personalize(self, local, state, down):
+        return down["model"]
+
+
+@dataclass(frozen=True)
+class Sound(Toy):
+    pass
+
+
+class NotFrozen(Toy):
+    """Forgets the decorator, so that its field is no hyper-parameter."""
+
+    rate: float = 1.0
+
+
+@final
+@dataclass(frozen=True)
+class CutsAtHalf(Toy):
+    """Lets its result depend on the length of the batch, which padding changes."""
+
+    def client_update(self, local, state, down):
+        task = local.task
+
+        def loss(w, batch):
+            half = len(batch.y) // 2 + 1
+            return task.loss(w, batch._replace(x=batch.x[:half], y=batch.y[:half], mask=batch.mask[:half]))
+
+        return state, {"model": local.sgd(loss, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class OwnCoin(Toy):
+    """Draws from torch's own generator."""
+
+    def client_update(self, local, state, down):
+        noise = tree.map(lambda p: 1e-3 * torch.randn(p.shape, dtype=p.dtype), down["model"])
+        return state, {"model": tree.add(down["model"], noise)}
+
+
+@final
+@dataclass(frozen=True)
+class FirstWins(Toy):
+    """Keeps the upload that happens to come first."""
+
+    def aggregate(self, task, server, uploads, key):
+        return {"model": tree.map(lambda x: x[0], uploads.tree["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class Grows(Toy):
+    """Hands back a state of another shape."""
+
+    def client_init(self, task, params, client):
+        return {"seen": torch.zeros(1, dtype=torch.float64)}
+
+    def client_update(self, local, state, down):
+        _, up = super().client_update(local, state, down)
+        return {"seen": torch.zeros(2, dtype=torch.float64)}, up
+
+
+@final
+@dataclass(frozen=True)
+class HatesSingles(Toy):
+    """Divides by the number of rows beyond the first."""
+
+    def client_update(self, local, state, down):
+        share = 1.0 / (local.n - 1).to(local.task.dtype)
+        return state, {"model": tree.map(lambda p: p + 0.0 * share, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class Leaks(Toy):
+    """Declares the model private and sends it all the same."""
+
+    private = ("model",)
+
+
+@final
+@dataclass(frozen=True)
+class Forgets(Toy):
+    """Declares private what it does not have."""
+
+    private = ("head",)
+
+
+@final
+@dataclass(frozen=True)
+class NoisyEvaluation(Toy):
+    """Personalises with a draw that changes from call to call."""
+
+    calls = []  # noqa: RUF012
+
+    def personalize(self, local, state, down):
+        self.calls.append(1)
+        return tree.map(lambda p: p + 1e-3 * len(self.calls), down["model"])
+
+
+@final
+@dataclass(frozen=True)
+class NewClientsGetNothing(Toy):
+    """Has a NaN for whoever it does not know."""
+
+    def tailor(self, server, clients):
+        shift = torch.where(clients < 0, torch.nan, 0.0).double()
+        return {"shift": shift}
+
+    def personalize(self, local, state, down):
+        return tree.map(lambda p: p + down["shift"], down["model"])
+
+
+@final
+@dataclass(frozen=True)
+class NeverLearns(Toy):
+    """Sends back what it received."""
+
+    def client_update(self, local, state, down):
+        return state, {"model": down["model"]}
+
+
+@final
+@dataclass(frozen=True)
+class MovesUphill(Toy):
+    """Gives each client another seed in the batched backend by reading the block's width."""
+
+    def client_update(self, local, state, down):
+        shift = 1e-3 * local.data.width
+        return state, {"model": tree.map(lambda p: p + shift, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class CannotBeMapped(Toy):
+    """Turns a tensor into a Python number."""
+
+    def client_update(self, local, state, down):
+        scale = 1.0 + 1e-6 * float(local.n)
+        return state, {"model": tree.map(lambda p: p * scale, down["model"])}
+
+
+FAULTS = {
+    "is_frozen": (NotFrozen, "frozen"),
+    "loop_equals_batched": (CutsAtHalf, "differs by"),
+    "loop_equals_batched_with_kept_moments": (CannotBeMapped, "cannot be mapped"),
+    "chunks_change_nothing": (MovesUphill, "differs by"),
+    "padding_changes_nothing": (MovesUphill, "differs by"),
+    "same_seed_same_bits": (OwnCoin, "differs by"),
+    "order_does_not_matter": (FirstWins, "differs by"),
+    "shapes_stay": (Grows, "names, shapes or types"),
+    "awkward_clients_work": (HatesSingles, "refused"),
+    "private_stays_private": (Forgets, "no such name"),
+    "evaluation_changes_nothing": (NoisyEvaluation, "second evaluation"),
+    "new_client_works": (NewClientsGetNothing, "not finite"),
+    "loss_falls": (NeverLearns, "loss went from"),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_every_check_finds_its_fault(check: str) -> None:
+    faulty, words = FAULTS[check]
+    with pytest.raises(AssertionError, match=words):
+        CHECKS[check](faulty())
+
+
+def test_an_upload_of_what_is_private_is_stopped_by_the_library() -> None:
+    with pytest.raises(ValueError, match="declares private"):
+        CHECKS["private_stays_private"](Leaks())
+
+
+def test_a_sound_method_of_ones_own_passes() -> None:
+    assert check_method(Sound()) == list(CHECKS)
+
+
+def test_a_step_that_closes_over_a_tensor_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Closes(Toy):
+        def client_update(self, local, state, down):
+            anchor = down["model"]
+            loss = lambda w, batch: local_loss(w, batch) + tree.sq_dist(w, anchor)  # noqa: E731
+            local_loss = local.task.loss
+            return state, {"model": local.sgd(loss, anchor)}
+
+    with pytest.raises(TypeError, match="closes over the tensor 'anchor'"):
+        CHECKS["loop_equals_batched"](Closes())
+
+
+def test_the_toy_federation_is_as_awkward_as_promised() -> None:
+    from bespoke.contract import SIZES, toy
+
+    pool, _, _ = toy()
+    assert min(SIZES) == 1 and max(SIZES) == 64 and len(SIZES) == 7
+    classes = [set(pool.y[pool.train.client(i)].tolist()) for i in range(pool.total_clients)]
+    assert classes[4] == {1} and classes[2] <= {0, 1} and {0, 1, 2} in classes
+    assert pool.num_clients == 7 and pool.total_clients == 8
+    assert len(rng.cohort(rng.key(11), 1, 7, 4 / 7, "fixed")) == 4
