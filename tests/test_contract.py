@@ -153,8 +153,8 @@ class NeverLearns(Toy):
 
 @final
 @dataclass(frozen=True)
-class MovesUphill(Toy):
-    """Gives each client another seed in the batched backend by reading the block's width."""
+class ReadsTheWidth(Toy):
+    """Lets the padded width of its block into the result."""
 
     def client_update(self, local, state, down):
         shift = 1e-3 * local.data.width
@@ -175,8 +175,8 @@ FAULTS = {
     "is_frozen": (NotFrozen, "frozen"),
     "loop_equals_batched": (CutsAtHalf, "differs by"),
     "loop_equals_batched_with_kept_moments": (CannotBeMapped, "cannot be mapped"),
-    "chunks_change_nothing": (MovesUphill, "differs by"),
-    "padding_changes_nothing": (MovesUphill, "differs by"),
+    "chunks_change_nothing": (ReadsTheWidth, "differs by"),
+    "padding_changes_nothing": (ReadsTheWidth, "differs by"),
     "same_seed_same_bits": (OwnCoin, "differs by"),
     "order_does_not_matter": (FirstWins, "differs by"),
     "shapes_stay": (Grows, "names, shapes or types"),

@@ -4,13 +4,16 @@ import contextlib
 import copy
 import hashlib
 import platform
+import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import safetensors.torch
 import torch
@@ -28,7 +31,7 @@ from bespoke.core.tree import Tree
 from bespoke.datasets import federate_data, from_arrays
 from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
-from bespoke.experiment import Experiment, from_tables
+from bespoke.experiment import Experiment, from_tables, load
 from bespoke.federation import Evaluation, Event, Federation
 from bespoke.models import ModelSettings, build_task
 from bespoke.records import RunFolder, write_atomic
@@ -76,7 +79,6 @@ class Run:
     server: Tree
     pool: Pool
     notes: list[str] = field(default_factory=list)
-    _keep: Any = None  # holds a temporary folder alive
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -86,8 +88,11 @@ class Run:
     @property
     def accuracy(self) -> float:
         """Pooled test accuracy of the headline view, last round, all clients of the training population."""
-        headline = self.summary["views"][self.summary["headline"]]
-        return float(headline["last"]["all"]["pooled"])
+        headline = self.summary["views"].get(self.summary["headline"], {"last": {}})
+        value = headline["last"].get("all", {}).get("pooled")
+        if value is None:
+            raise UserError("there is no accuracy: no client was evaluated on test rows of its own")
+        return float(value)
 
     @cached_property
     def models(self) -> dict[str, PersonalModel]:
@@ -96,19 +101,23 @@ class Run:
         algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.clients
         assert isinstance(clients, Simulated)  # only a simulation may look at its clients
         shared, own = self.federation.down(self.server, everyone)
-        trees = clients.personal(self.experiment.training.rounds, everyone, shared, own)
+        rounds = self.folder.rounds()
+        last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit
+        trees = clients.personal(last, everyone, shared, own)
         return {
             name: PersonalModel(algorithm, task, personal, self.pool)
             for name, personal in zip(self.pool.names, trees, strict=True)
         }
 
     def save_models(self) -> Path:
-        """Write every personal model as ``models/NAME.safetensors`` in the run's folder."""
-        folder = self.folder.path / "models"
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write every personal model as ``models/NAME.safetensors`` in the run's folder.
+
+        What a file's name cannot hold, such as a slash, is written as in an address on the web.
+        """
+        folder = RunFolder.create(self.folder.path / "models").path
         for name, model in self.models.items():
             flat = {n: t.cpu().contiguous().clone() for n, t in tree.flatten(model.personal).items()}
-            write_atomic(folder / f"{name}.safetensors", safetensors.torch.save(flat))
+            write_atomic(folder / f"{quote(name, safe=' ')}.safetensors", safetensors.torch.save(flat))
         return folder
 
 
@@ -119,9 +128,12 @@ def pick_device(device: str) -> torch.device:
     try:
         picked = torch.device(device)
     except RuntimeError:
-        raise UserError(f"there is no device {device!r}: use cpu, cuda or auto") from None
-    if picked.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda was asked for, but torch sees no CUDA device here: use --device cpu")
+        picked = torch.device("meta")
+    if picked.type not in ("cpu", "cuda"):
+        raise UserError(f"there is no device {device!r}: use cpu, cuda or auto")
+    if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
+        seen = torch.cuda.device_count() or "no"
+        raise UserError(f"device {device} was asked for, but torch sees {seen} CUDA devices here: use cpu or auto")
     return picked
 
 
@@ -160,7 +172,7 @@ def _initial(task: Task, seed: int) -> Tree:
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | str | Path,
     out: str | Path | None = None,
     *,
     backend: str = "batched",
@@ -171,11 +183,15 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     about: dict[str, Any] | None = None,
 ) -> Run:
-    """Run an experiment and return its records and models.
+    """Run an experiment, or the one in a file or of a shipped name, and return its records and models.
 
     ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
     goes on from the newest sound checkpoint in ``out``. ``about`` is added to ``environment.json``.
     """
+    if isinstance(experiment, str | Path):
+        experiment, _ = load(experiment)
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
     pool = federate_data(experiment.data, experiment.seed, skip_empty=experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
     task = build_task(experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype())
@@ -222,23 +238,44 @@ def federate(
     )
     task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, pick_device(device), torch.get_default_dtype())
     experiment = Experiment(
-        data=DataSettings(name="arrays", path=_fingerprint(pool), test=test, validation=validation),
-        model=ModelSettings(name=f"own:{type(model).__name__}"),
+        data=DataSettings("arrays", _data_digest(pool), test=test, validation=validation, new_clients=new_clients),
+        model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
         algorithm=algorithm,
         training=settings,
         evaluation=Evaluation(every=evaluate_every),
         seed=seed,
     )
-    task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
+    _check_model(task, _ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     federation = _assemble(experiment, pool, task, _initial(task, seed), backend, callbacks)
     return _run(experiment, federation, pool, out, backend, resume, 10, lambda: False, {})
 
 
-def _fingerprint(pool: Pool) -> str:
+def _check_model(task: Task, x: Tensor) -> None:
+    try:
+        task.check(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"the model cannot take examples of shape {tuple(x.shape)}, {x.dtype}: {reason}") from None
+
+
+def _digest(*parts: Any) -> str:
+    """What tells one's own data or model from another's, for the experiment's hash."""
     digest = hashlib.sha256()
-    for part in (pool.x, pool.y, pool.train.index, pool.test.index, pool.val.index):
-        digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return "sha256:" + digest.hexdigest()[:16]
+    for part in parts:
+        if isinstance(part, Tensor):
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(repr((part.shape, part.dtype) if isinstance(part, Tensor) else part).encode())
+    return digest.hexdigest()[:16]
+
+
+def _data_digest(pool: Pool) -> str:
+    rows = (pool.train, pool.test, pool.val)
+    return "sha256:" + _digest(pool.x, pool.y, pool.names, *(part for r in rows for part in (r.index, r.sizes)))
+
+
+def _model_digest(model: nn.Module, head: str) -> str:
+    weights = model.state_dict()
+    return _digest(repr(model), head, tuple(weights), *(t for t in weights.values() if isinstance(t, Tensor)))
 
 
 # --- one run in its folder ----------------------------------------------------------------------------------------
@@ -255,9 +292,12 @@ def _run(
     stop: Callable[[], bool],
     about: dict[str, Any],
 ) -> Run:
-    keep = tempfile.TemporaryDirectory(prefix="bespoke-") if out is None else None
-    folder = RunFolder.create(keep.name if keep else out)  # type: ignore[arg-type]
+    if checkpoint_every < 1:
+        raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
+    folder = RunFolder.create(_temporary(federation) if out is None else out)
     first, server, notes = 1, None, list[str]()
+    if resume and not folder.holds_run():
+        notes = [f"{folder.path} holds no run to go on with: started from round 1"]
     if folder.holds_run():
         if not resume:
             raise UserError(
@@ -281,31 +321,55 @@ def _run(
         server = federation.run(folder, server, first, checkpoint, checkpoint_every, stop)
     notes = notes + list(getattr(federation.clients, "notes", []))
     folder.write_json("environment.json", environment | {"notes": notes})
-    done = Run(experiment, folder, federation, server, pool, notes, keep)
+    done = Run(experiment, folder, federation, server, pool, notes)
     folder.write_json("summary.json", done.summary)
-    if keep is None:
+    if out is not None:
         folder.export_parquet()
     return done
+
+
+def _temporary(federation: Federation) -> str:
+    """A folder that is removed when the federation is no longer in use."""
+    folder = tempfile.mkdtemp(prefix="bespoke-")
+    weakref.finalize(federation, shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _find_start(
     experiment: Experiment, folder: RunFolder, federation: Federation
 ) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, after making sure that it is this experiment's."""
-    stored = from_tables(folder.config(), str(folder.path / "config.toml"))
+    stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
     if stored.hash() != experiment.hash():
         raise UserError(
             f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
-            f"{experiment.hash()}): choose another folder with --out"
+            f"{experiment.hash()}; {_difference(stored, experiment)}): choose another folder with --out"
         )
     found, notes = load_newest(folder.path / "checkpoints", federation.task.device)
-    rounds = experiment.training.rounds
-    if experiment.training.full_last and found and found.round == stored.training.rounds != rounds:
+    rounds, done = experiment.training.rounds, found.round if found else 0
+    if rounds < done:
+        raise UserError(f"{folder.path} has done {done} rounds already: set training.rounds to {done} or more")
+    if experiment.training.full_last and done == stored.training.rounds != rounds:
         raise UserError(
             f"{folder.path} has finished with a last round of all clients, so it cannot be made longer: "
             f"run {rounds} rounds in another folder"
         )
+    if found is None:
+        notes = [*notes, f"{folder.path} holds no sound checkpoint: started over from round 1"]
     return found, notes
+
+
+def _difference(stored: Experiment, experiment: Experiment) -> str:
+    """The first setting in which two experiments differ."""
+    there, here = stored.tables(), experiment.tables()
+    if there["seed"] != here["seed"]:
+        return f"seed is {there['seed']} there and {here['seed']} here"
+    for table in ("data", "model", "algorithm", "training"):
+        for key in there[table] | here[table]:
+            old, new = there[table].get(key), here[table].get(key)
+            if old != new:
+                return f"{table}.{key} is {old!r} there and {new!r} here"
+    return "no setting differs"
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.records import write_atomic
+from bespoke.records import RunFolder, write_atomic
 
 KEEP = 2
 
@@ -36,8 +36,8 @@ def _digest(content: bytes) -> str:
 
 
 def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
-    """Write a checkpoint into ``folder`` and remove those before the last two."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a checkpoint into ``folder`` and remove all others but the one before it."""
+    RunFolder.create(folder)
     ids = sorted(checkpoint.clients)
     tensors: Tree = {"server": checkpoint.server, "ids": torch.tensor(ids, dtype=torch.int64)}
     if ids:
@@ -53,9 +53,12 @@ def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
     stem = f"{checkpoint.round:06d}"
     write_atomic(folder / f"{stem}.safetensors", content)
     write_atomic(folder / f"{stem}.json", json.dumps(manifest | {"manifest": _digest(_canonical(manifest))}))
-    for old in sorted(folder.glob("*.json"))[:-KEEP]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    # What lies ahead of this round was passed over as damaged, or its writing was cut short.
+    kept = sorted(path.stem for path in folder.glob("*.json") if path.stem <= stem)[-KEEP:]
+    for suffix in ("json", "safetensors"):  # a checkpoint ends with its manifest
+        for old in folder.glob(f"*.{suffix}"):
+            if old.stem not in kept:
+                old.unlink()
 
 
 def _canonical(manifest: dict[str, Any]) -> bytes:
@@ -68,19 +71,21 @@ def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Check
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             return _load(path, device), damaged
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            damaged.append(f"checkpoint {path} is damaged ({error}); the one before it is used")
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            damaged.append(f"checkpoint {path} is damaged ({error}) and was passed over")
     return None, damaged
 
 
 def _load(path: Path, device: torch.device | str) -> Checkpoint:
-    manifest = json.loads(path.read_text())
-    if manifest.pop("manifest") != _digest(_canonical(manifest)):
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict) or manifest.pop("manifest", "") != _digest(_canonical(manifest)):
         raise ValueError("the manifest's checksum does not match")
     content = path.with_suffix(".safetensors").read_bytes()
     if manifest["tensors"] != _digest(content):
         raise ValueError("the tensors' checksum does not match")
-    flat = {n: t.to(device) for n, t in safetensors.torch.load(content).items()}
+    # Cloned, because views into one buffer are aligned otherwise than tensors of their own, and on some
+    # machines the last bit of a matrix product depends on that.
+    flat = {n: t.clone().to(device) for n, t in safetensors.torch.load(content).items()}
     tensors = tree.unflatten(flat)
     ids = tensors["ids"].tolist()
     clients = dict(zip(ids, tree.unstack(tensors["clients"], len(ids)), strict=True)) if ids else {}

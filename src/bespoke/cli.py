@@ -1,6 +1,7 @@
 """The command line: demo, run, compare, list. Heavy modules are imported inside the commands."""
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe went away: nobody is left to tell
         sys.exit(141)
+    except OSError as error:  # no room for temporary files, a folder that may not be read
+        print(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _spread_seeds(arguments: list[str]) -> list[str]:
@@ -44,7 +48,7 @@ def _spread_seeds(arguments: list[str]) -> list[str]:
         if several and word.isdigit():
             spread += [word] if spread[-1] == "--seeds" else ["--seeds", word]
             continue
-        several = word == "--seeds"
+        several = word.partition("=")[0] == "--seeds"
         spread.append(word)
     return spread
 
@@ -92,7 +96,7 @@ def run(
     if seed is not None and seeds:
         raise UserError("give --seed or --seeds, not both")
     results = []
-    wanted: list[int | None] = [*seeds] if seeds else [seed]
+    wanted: list[int | None] = [*dict.fromkeys(seeds)] if seeds else [seed]
     for number in wanted:
         loaded, source = load(experiment, algorithm, set_ or [], number)
         folder = _folder(experiment, loaded, out, bool(seeds))
@@ -108,21 +112,18 @@ def run(
                 stop=stopped,
                 about={"settings_from": source},
             )
-        last = done.folder.rounds()[-1]["round"] if done.folder.rounds() else 0
         for note in done.notes:
             print(f"note: {note}", file=sys.stderr)
         if stopped():
-            print(
-                f"stopped after round {last} of {loaded.training.rounds}; a checkpoint is saved. Go on with the same "
-                f"command and --resume --out {folder}",
-                file=sys.stderr,
-            )
+            last, total = done.folder.rounds()[-1]["round"], loaded.training.rounds
+            command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+            print(f"stopped after round {last} of {total}, all of it saved; go on with: {command}", file=sys.stderr)
             raise typer.Exit(130)
         if save_models:
             done.save_models()
         results.append((done, folder))
         if not as_json:
-            print(_sentence(done, folder, number_of_rounds=last))
+            print(_sentence(done, folder))
     if as_json:
         summaries = [done.summary | {"folder": str(folder), "seed": done.experiment.seed} for done, folder in results]
         print(json.dumps(summaries if seeds else summaries[0], indent=2))
@@ -135,19 +136,19 @@ def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path
     return out / stem if several else out
 
 
-def _sentence(done: Any, folder: Path, number_of_rounds: int) -> str:
-    summary = done.summary
-    view = summary["headline"]
-    if view is None:
-        return f"{done.experiment.algorithm_name}: {number_of_rounds} rounds, nothing evaluated; records in {folder}"
-    last = summary["views"][view]["last"]
-    numbers = last["all"]
-    if numbers["pooled"] is None:
-        return f"{done.experiment.algorithm_name}: no client has test rows; records in {folder}"
+def _sentence(done: Any, folder: Path) -> str:
+    from bespoke.report.compare import TITLES
+
+    summary, run = done.summary, f"{done.experiment.algorithm_name}, seed {done.experiment.seed}"
+    view, select = summary["headline"], done.experiment.evaluation.select
+    chosen = summary["views"][view][select] if view else None
+    numbers = chosen.get("all") if chosen else None
+    if not numbers or numbers["pooled"] is None:
+        return f"{run}, {summary['rounds']} rounds: no client was evaluated on test rows; records in {folder}"
     return (
-        f"{done.experiment.algorithm_name}, seed {done.experiment.seed}, round {last['round']}, {view} model, all "
-        f"{numbers['clients']} clients with test rows: accuracy {100 * numbers['pooled']:.2f} % pooled, "
-        f"{100 * numbers['mean']:.2f} % mean over clients; records in {folder}"
+        f"{run}, {TITLES[select]} ({chosen['round']}), {view} model, all {numbers['clients']} clients with test rows: "
+        f"accuracy {100 * numbers['pooled']:.2f} % pooled, {100 * numbers['mean']:.2f} % mean over clients; "
+        f"records in {folder}"
     )
 
 
@@ -175,7 +176,7 @@ def _progress(experiment: Any, quiet: bool) -> Iterator[tuple[Any, Any]]:
             with _bar(experiment, metric) as callback:
                 yield callback, lambda: bool(asked)
         else:
-            yield _plain_lines(metric), lambda: bool(asked)
+            yield _plain_lines(experiment, metric), lambda: bool(asked)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -190,7 +191,7 @@ def _accuracy(event: Any, metric: str) -> float | None:
     return getattr(aggregate([r["correct"] for r in rows], [r["total"] for r in rows]), metric)
 
 
-def _plain_lines(metric: str) -> Any:
+def _plain_lines(experiment: Any, metric: str) -> Any:
     import time
 
     shown = [0.0]
@@ -202,7 +203,7 @@ def _plain_lines(metric: str) -> Any:
             return  # a line every few seconds is enough for a log
         shown[0] = now
         loss = event.row["train_loss"]
-        text = f"round {event.round}/{event.rounds}"
+        text = f"{experiment.algorithm_name}: round {event.round}/{event.rounds}"
         text += f", train loss {loss:.4f}" if loss is not None else ""
         text += f", accuracy {100 * accuracy:.2f} % ({metric})" if accuracy is not None else ""
         text += f", refused {event.row['refused']}" if event.row["refused"] else ""
@@ -223,12 +224,17 @@ def _bar(experiment: Any, metric: str) -> Iterator[Any]:
         TextColumn("rounds"),
         TextColumn("{task.fields[accuracy]}"),
         TimeRemainingColumn(),
+        TextColumn("left"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(experiment.algorithm_name, total=experiment.training.rounds, accuracy="")
+        started: list[int] = []
 
         def callback(event: Any) -> None:
             accuracy = _accuracy(event, metric)
+            if not started:  # a resumed run did not do its first rounds just now
+                started.append(event.round)
+                progress.reset(bar, completed=event.round - 1)
             progress.update(bar, completed=event.round)
             if accuracy is not None:
                 progress.update(bar, accuracy=f"accuracy {100 * accuracy:.2f} % ({metric})")
@@ -242,7 +248,9 @@ def _bar(experiment: Any, metric: str) -> Iterator[Any]:
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     baseline: Annotated[str | None, typer.Option(help="Method that the others are paired with.")] = None,
-    select: Annotated[str, typer.Option(help="Round that counts: last, best_val or best_test.")] = "last",
+    select: Annotated[
+        str | None, typer.Option(help="Round that counts: last, best_val or best_test; default as in the runs.")
+    ] = None,
     view: Annotated[str | None, typer.Option(help="Prediction that counts, where a method has several.")] = None,
     group: Annotated[str, typer.Option(help="Clients that count: all, train, unseen or new.")] = "all",
     chart: Annotated[Path | None, typer.Option(help="Also draw the clients' accuracies (.png or .svg).")] = None,
@@ -250,12 +258,16 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table like the papers'."""
-    from bespoke.report import accuracy_chart
+    from bespoke.report import accuracy_chart, find_runs
     from bespoke.report import compare as compare_runs
 
-    _show(compare_runs(folders, baseline, select, view, group), markdown, as_json)
+    if select is None:
+        named = {run.config().get("evaluation", {}).get("select", "last") for run in find_runs(folders)}
+        select = named.pop() if len(named) == 1 else "last"
+    comparison = compare_runs(folders, baseline, select, view, group)
+    _show(comparison, markdown, as_json)
     if chart is not None:
-        accuracy_chart(compare_runs(folders, baseline, select, view, group), chart)
+        accuracy_chart(comparison, chart)
         print(f"chart: {chart}", file=sys.stderr)
 
 
@@ -343,7 +355,7 @@ def demo(
     """Train five methods on handwritten digits spread over 20 clients, and compare them."""
     from bespoke import demo as demonstration
 
-    comparison, chart = demonstration.run(out, quiet)
+    comparison, chart = demonstration.run(out, lambda experiment: _progress(experiment, quiet))
     _show(comparison)
     print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")
 

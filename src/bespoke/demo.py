@@ -1,29 +1,34 @@
 """The demonstration: five methods on the same federation of handwritten digits, compared."""
 
-import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from bespoke import api
-from bespoke.experiment import load
+from bespoke.experiment import Experiment, load
 from bespoke.report import accuracy_chart, compare
 from bespoke.report.table import Comparison
 
 METHODS = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep")
 
 
-def run(out: Path | None, quiet: bool) -> tuple[Comparison, Path]:
+def run(out: Path | None, progress: Callable[[Experiment], AbstractContextManager[Any]]) -> tuple[Comparison, Path]:
     """Train the five methods, and return their comparison and the chart's path.
 
-    Without ``out`` the runs are kept in a temporary folder and the chart lies beside them.
+    Without ``out`` the runs are kept in a temporary folder and the chart lies beside them; in a folder that
+    holds runs of the demonstration these are finished and shown. ``progress(experiment)`` gives a callback for
+    each round and a function that says whether to stop.
     """
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
-    for number, method in enumerate(METHODS, 1):
-        if not quiet:
-            print(f"training {method} ({number} of {len(METHODS)})", file=sys.stderr, flush=True)
+    for method in METHODS:
         experiment, _ = load("demo", method)
-        api.run(experiment, folder / method)
-    comparison = compare([folder])
+        with progress(experiment) as (callback, stopped):
+            api.run(experiment, folder / method, resume=True, callbacks=[callback], stop=stopped)
+        if stopped():
+            raise KeyboardInterrupt
+    comparison = compare([folder / method for method in METHODS])
     return comparison, accuracy_chart(comparison, folder / "demo.png")
 
 

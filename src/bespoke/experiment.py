@@ -4,6 +4,8 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import numbers
+import re
 import tomllib
 import types
 import typing
@@ -21,6 +23,8 @@ from bespoke.federation import Evaluation
 from bespoke.models.settings import ModelSettings
 
 _TABLES = {"data": DataSettings, "model": ModelSettings, "training": Training, "evaluation": Evaluation}
+_KNOWN = ("seed", *_TABLES, "algorithm")
+_FEDAVG = {"name": "fedavg"}
 _KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
 
 
@@ -46,12 +50,11 @@ class Experiment:
             name, method = method, read_algorithm({"name": method}, "Experiment(algorithm=...)")
         elif not isinstance(method, Algorithm):
             raise UserError(f"Experiment(algorithm=...) takes a method or its name, not {method!r}")
-        object.__setattr__(self, "algorithm", method)
+        object.__setattr__(self, "algorithm", _checked(method, type(method), "[algorithm]"))
         object.__setattr__(self, "algorithm_name", name or name_of(method))
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise UserError(f"seed must be a whole number of at least 0, not {self.seed!r}")
+        object.__setattr__(self, "seed", _seed(self.seed, "seed"))
         for table, kind in _TABLES.items():
-            _check_table(getattr(self, table), kind, f"[{table}]")
+            object.__setattr__(self, table, _checked(getattr(self, table), kind, f"[{table}]"))
         if self.evaluation.patience and not (self.data.validation and self.evaluation.every):
             raise UserError(
                 "[evaluation] patience stops early on validation accuracy: set [data] validation and "
@@ -135,23 +138,17 @@ def load(
     """
     path = find(str(name))
     tables, source = _parse(path), str(path)
-    if algorithm is not None and algorithm != tables.get("algorithm", {}).get("name"):
-        preset = path.parent / "algorithms" / f"{algorithm}.toml"
-        if preset.is_file():
-            source = str(preset)
-            extra = _parse(preset)
-            for table in extra:
-                if table not in ("algorithm", "training"):
-                    raise UserError(f"{preset}: may hold the tables [algorithm] and [training] only, not {table!r}")
-            tables["algorithm"] = {"name": algorithm, **extra.get("algorithm", {})}
-            tables["training"] = tables.get("training", {}) | extra.get("training", {})
-        else:
-            source = "the method's defaults"
-            tables["algorithm"] = {"name": algorithm}
+    _read_tables(tables, str(path))  # so that a mistake is blamed on the file, the preset or the override
+    preset = path.parent / "algorithms" / f"{algorithm}.toml"
+    if algorithm is not None and preset.is_file():
+        tables, source = tables | _preset(preset, algorithm, tables), str(preset)
+    elif algorithm is not None and algorithm != tables.get("algorithm", {}).get("name"):
+        read_algorithm({"name": algorithm}, "--algorithm")
+        tables, source = tables | {"algorithm": {"name": algorithm}}, "the method's defaults"
     for override in overrides:
         _override(tables, override)
     if seed is not None:
-        tables["seed"] = seed
+        tables["seed"] = _seed(seed, "--seed")
     return from_tables(tables, str(path)), source
 
 
@@ -164,40 +161,84 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables ``[algorithm]`` and ``[training]`` of an experiment as a method's own file changes them."""
+    extra = _parse(path)
+    _check_tables(extra, ("algorithm", "training"), str(path))
+    method = {"name": algorithm} | extra.get("algorithm", {})
+    if method["name"] != algorithm:
+        raise UserError(f"{path}: [algorithm] name must be that of the file, {algorithm!r}, not {method['name']!r}")
+    read_algorithm(method, f"{path}: [algorithm]")
+    training = _read_fields(extra.get("training", {}), Training, f"{path}: [training]")
+    return {"algorithm": method, "training": tables.get("training", {}) | training}
+
+
 def _override(tables: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    parts = key.strip().split(".")
-    if not equals or len(parts) > 2:
-        raise UserError(f"--set {text!r}: write TABLE.KEY=VALUE, for example --set training.lr=0.1")
-    if len(parts) == 1 and parts[0] != "seed":
-        owners = [t for t, kind in _TABLES.items() if parts[0] in {f.name for f in dataclasses.fields(kind)}]
-        hint = f": did you mean {owners[0]}.{parts[0]}?" if owners else ""
-        raise UserError(f"--set {text!r}: name the table as well, as in training.lr=0.1{hint}")
+    where = f"--set {text}"
+    name, _, value = (part.strip() for part in text.partition("="))
+    table, _, key = name.partition(".")
+    if not value or "." in key:
+        raise UserError(f"{where}: write TABLE.KEY=VALUE, for example --set training.lr=0.1")
+    if name == "seed":
+        tables["seed"] = _seed(_value(value), where)
+        return
+    if name == "algorithm.name":
+        raise UserError(f"{where}: choose the method with --algorithm {value}")
+    if not key:
+        owners = [t for t, kind in _TABLES.items() if table in {f.name for f in dataclasses.fields(kind)}]
+        hint = f" (did you mean {owners[0]}.{table}?)" if owners else ""
+        raise UserError(f"{where}: name the table as well, as in training.lr=0.1{hint}")
+    _check_tables({table: {}}, _KNOWN[1:], where)
+    before = tables.get(table, _FEDAVG if table == "algorithm" else {})
+    kind = _TABLES[table] if table in _TABLES else method_class(before["name"])
+    parsed = _value(value)
+    if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
+        parsed = value  # digits may be a text
+    _read_fields({key: parsed}, kind, f"{where}: [{table}]")
+    tables[table] = before | {key: parsed}
+
+
+def _value(text: str) -> Any:
+    """A TOML value; a bare word is a text, and a number may begin or end with its point."""
     try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a text
-    if len(parts) == 1:
-        tables[parts[0]] = parsed
-    else:
-        tables.setdefault(parts[0], {})[parts[1]] = parsed
+        return float(text) if re.fullmatch(r"[+-]?(\d+\.|\.\d+)", text) else text
 
 
-def from_tables(tables: dict[str, Any], where: str) -> Experiment:
-    """Check plain values and make an experiment of them; ``where`` is named in every complaint."""
-    known = ["seed", *_TABLES, "algorithm"]
+def _check_tables(tables: dict[str, Any], known: Sequence[str], where: str) -> None:
     for key, value in tables.items():
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}{_closest(key, known)}; allowed are {', '.join(known)}")
         if key != "seed" and not isinstance(value, dict):
             raise UserError(f"{where}: {key} must be a table, written [{key}]")
-    parts = {name: _read_table(tables.get(name, {}), kind, f"{where}: [{name}]") for name, kind in _TABLES.items()}
-    method = tables.get("algorithm", {"name": "fedavg"})
-    algorithm = read_algorithm(method, f"{where}: [algorithm]")
+
+
+def from_tables(tables: dict[str, Any], where: str, method: Algorithm | None = None) -> Experiment:
+    """Check plain values and make an experiment of them; ``where`` is named in every complaint.
+
+    ``method`` stands for a name that is not listed.
+    """
+    parts = _read_tables(tables, where, method)
     try:
-        return Experiment(**parts, algorithm=algorithm, seed=tables.get("seed", 0), algorithm_name=method["name"])
+        return Experiment(**parts)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def _read_tables(tables: dict[str, Any], where: str, method: Algorithm | None = None) -> dict[str, Any]:
+    _check_tables(tables, _KNOWN, where)
+    parts = {
+        name: kind(**_read_fields(tables.get(name, {}), kind, f"{where}: [{name}]")) for name, kind in _TABLES.items()
+    }
+    table = tables.get("algorithm", _FEDAVG)
+    if method is None or table.get("name") in [None, *ALGORITHMS]:
+        method = read_algorithm(table, f"{where}: [algorithm]")
+    else:
+        fields = {k: v for k, v in table.items() if k != "name"}
+        method = dataclasses.replace(method, **_read_fields(fields, type(method), f"{where}: [algorithm]"))
+    seed = _seed(tables.get("seed", 0), f"{where}: seed")
+    return {**parts, "algorithm": method, "algorithm_name": table["name"], "seed": seed}
 
 
 def read_algorithm(table: dict[str, Any], where: str) -> Algorithm:
@@ -206,11 +247,9 @@ def read_algorithm(table: dict[str, Any], where: str) -> Algorithm:
     if "name" not in table:
         raise UserError(f"{where} needs a name, one of {', '.join(ALGORITHMS)}")
     name = table["name"]
-    if name not in ALGORITHMS:
-        raise UserError(
-            f"{where} name: there is no method {name!r}{_closest(str(name), ALGORITHMS)}; "
-            f"allowed are {', '.join(ALGORITHMS)}"
-        )
+    if name not in list(ALGORITHMS):
+        near = _closest(str(name), ALGORITHMS)
+        raise UserError(f"{where}: there is no method {name!r}{near}; allowed are {', '.join(ALGORITHMS)}")
     kind = method_class(name)
     fields = {k: v for k, v in table.items() if k != "name"}
     return ALGORITHMS[name](**_read_fields(fields, kind, where))
@@ -223,10 +262,6 @@ def name_of(method: Algorithm) -> str:
         return type(method).__name__.lower()
     values = dataclasses.asdict(method)
     return min(names, key=lambda n: sum(values[k] != v for k, v in dataclasses.asdict(ALGORITHMS[n]()).items()))
-
-
-def _read_table(table: dict[str, Any], kind: type[Any], where: str) -> Any:
-    return kind(**_read_fields(table, kind, where))
 
 
 def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str, Any]:
@@ -244,28 +279,42 @@ def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str
     return values
 
 
-def _check_table(settings: Any, kind: type[Any], where: str) -> None:
+def _checked(settings: Any, kind: type[Any], where: str) -> Any:
+    """A table with every value in its field's own type, so that equal settings have equal hashes."""
     if not isinstance(settings, kind):
         raise UserError(f"{where} must be a {kind.__name__}, not {settings!r}")
-    _read_fields({f.name: getattr(settings, f.name) for f in dataclasses.fields(kind)}, kind, where)
+    fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(kind) if f.init}
+    return dataclasses.replace(settings, **_read_fields(fields, kind, where))
+
+
+def _seed(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+        raise UserError(f"{where} must be a whole number of at least 0, not {value!r}")
+    return int(value)
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
     """A value of the field's type; a whole number may stand for a floating one, nothing else is converted."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(kind, types.GenericAlias):  # tuple[T, ...]
+    if kind in (int, float) and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return kind(value)
+    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)  # NumPy's numbers are numbers
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:  # tuple[T, ...]
         if not isinstance(value, list | tuple):
             raise UserError(f"{where} must be a list, not {value!r}")
         return tuple(_typed(v, typing.get_args(kind)[0], where) for v in value)
+    if kind not in _KINDS:
+        raise UserError(
+            f"{where} is declared as {kind}: a setting is an int, float, str, bool or tuple[T, ...] of them"
+        )
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where} must be {_KINDS.get(kind, kind)}, not {value!r}")
+        raise UserError(f"{where} must be {_KINDS[kind]}, not {value!r}")
     return value
 
 
 def _closest(name: str, names: Any) -> str:
     near = difflib.get_close_matches(name, list(names), n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

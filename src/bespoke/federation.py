@@ -105,6 +105,7 @@ class Federation:
             cohort = self._cohort(round)
             shared, own = self.down(server, cohort)
             trained = self.clients.train(round, cohort, shared, own)
+            self._check_local(shared, trained)
             clock.lap("train")
             due = round == rounds or (self.evaluation.every and round % self.evaluation.every == 0)
             before = self._evaluate_local(round, trained, shared, own, cohort) if due else []
@@ -146,7 +147,10 @@ class Federation:
     def _cohort(self, round: int) -> list[int]:
         if self.training.full_last and round == self.training.rounds:
             return list(range(self.num_clients))
-        return rng.cohort(self.root, round, self.num_clients, self.training.rate, self.training.sampling)
+        try:
+            return rng.cohort(self.root, round, self.num_clients, self.training.rate, self.training.sampling)
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
     def _evaluate(self, round: int, server: Tree) -> list[dict[str, Any]]:
         if self.evaluation.when == "local":
@@ -155,20 +159,22 @@ class Federation:
         shared, own = self.down(server, everyone)
         return self._rows(round, self.clients.evaluate(round, everyone, shared, own))
 
+    def _check_local(self, shared: Tree, trained: Trained) -> None:
+        missing = shared.keys() - trained.uploads.tree.keys()
+        if missing and self.evaluation.when == "local":
+            raise UserError(
+                f'[evaluation] when = "local" needs uploads that replace the broadcast, but '
+                f'{type(self.algorithm).__name__} sends no {", ".join(sorted(missing))}: use "aggregated"'
+            )
+
     def _evaluate_local(
         self, round: int, trained: Trained, shared: Tree, own: Tree, cohort: Sequence[int]
     ) -> list[dict[str, Any]]:
         """The participants with what they just trained in place of what they received."""
         if self.evaluation.when != "local" or not len(trained.uploads.clients):
             return []
-        missing = shared.keys() - trained.uploads.tree.keys()
-        if missing:
-            raise UserError(
-                f'evaluation.when = "local" needs uploads that replace the broadcast, but '
-                f'{type(self.algorithm).__name__} sends no {sorted(missing)}: use "aggregated"'
-            )
-        answered = trained.uploads.clients.tolist()
-        places = torch.tensor([list(cohort).index(c) for c in answered], device=self.task.device)
+        answered, place = trained.uploads.clients.tolist(), {c: i for i, c in enumerate(cohort)}
+        places = torch.tensor([place[c] for c in answered], device=self.task.device)
         down = tree.take(own, places) | trained.uploads.tree
         return self._rows(round, self.clients.evaluate(round, answered, shared, down))
 
@@ -197,7 +203,7 @@ class Federation:
         each = tree.nbytes(uploads.tree, stacked=True)
         own_count = logged.pop("bytes_up", None)
         sent = [each] * len(uploads.clients) if own_count is None else [int(b) for b in own_count]
-        answered = uploads.clients.tolist()
+        place = {c: i for i, c in enumerate(uploads.clients.tolist())}
         losses, weights = logged.get("loss"), uploads.weights.tolist()
         row = {
             "round": round,
@@ -209,8 +215,7 @@ class Federation:
             "padding_waste": trained.padding_waste,
             "host_breaks": trained.host_breaks,
             "logged": {
-                name: [dict(zip(answered, values, strict=True)).get(c) for c in cohort]
-                for name, values in logged.items()
+                name: [values[place[c]] if c in place else None for c in cohort] for name, values in logged.items()
             },
         }
         return row | {"note": note} if note else row

@@ -75,18 +75,17 @@ def gradient(p, x, y):
 
 
 def descend(problem, slope, p, steps, trained=BODY + HEAD, velocity=None, twist=""):
-    """``steps`` of SGD on the leaves ``trained``: g = slope(p) + decay p; v = momentum v + g; p = p - lr v."""
-    p = dict(p)
+    """``steps`` of SGD: g = slope(p) + decay p; v = momentum v + g; p = p - lr v for the leaves ``trained``.
+
+    ``velocity`` is v before the first step, by default zero, and is updated in place.
+    """
     velocity = {} if velocity is None else velocity
     momentum = 0.0 if twist == "no momentum" else problem.momentum
     decay = 0.0 if twist == "no weight decay" else problem.decay
     for _ in range(steps - (twist == "one step less")):
-        g = slope(p)
-        new = {}
-        for name in trained:
-            velocity[name] = momentum * velocity.get(name, 0.0) + g[name] + decay * p[name]
-            new[name] = p[name] - problem.lr * velocity[name]
-        p |= new
+        for name, g in slope(p).items():
+            velocity[name] = momentum * velocity.get(name, 0.0) + g + decay * p[name]
+        p = p | {name: p[name] - problem.lr * velocity[name] for name in trained}
     return p
 
 
@@ -223,28 +222,19 @@ def fedrep(problem, head_epochs, body_epochs, twist=""):
     """The head on the received body, then the body under the head just fitted."""
 
     def phases(k, p):
-        velocity = {} if twist == "momentum leaks" else None
-        if twist == "body first":
-            p = train(problem, k, p, body_epochs, BODY)
-            return train(problem, k, p, head_epochs, HEAD)
         if twist == "joint":
             return train(problem, k, p, head_epochs + body_epochs)
-        if twist == "head phase trains the body":
-            p = train(problem, k, p, head_epochs)
-            return train(problem, k, p, body_epochs, BODY)
-        if twist == "momentum leaks":  # frozen leaves fill their velocity, as with a rate of zero
-            fitted = train(problem, k, p, head_epochs, BODY + HEAD, velocity)
-            head = some(train(problem, k, p, head_epochs, HEAD), HEAD)
-            del fitted
-            return train(problem, k, p | head, body_epochs, BODY, velocity)
-        fitted = train(problem, k, p, head_epochs, HEAD, velocity, twist)
-        old = some(p, HEAD)
+        if twist == "body first":
+            return train(problem, k, train(problem, k, p, body_epochs, BODY), head_epochs, HEAD)
+        velocity = {}
+        trained = BODY + HEAD if twist == "head phase trains the body" else HEAD
+        fitted = train(problem, k, p, head_epochs, trained, velocity, twist)
+        if twist != "momentum leaks":
+            velocity = {}
         if twist == "body under the old head":
-            return train(problem, k, p, body_epochs, BODY) | some(fitted, HEAD)
-        if twist == "body phase trains the head":
-            return train(problem, k, fitted, body_epochs)
-        del old
-        return train(problem, k, fitted, body_epochs, BODY, twist=twist)
+            return train(problem, k, p, body_epochs, BODY, velocity) | some(fitted, HEAD)
+        trained = BODY + HEAD if twist == "body phase trains the head" else BODY
+        return train(problem, k, fitted, body_epochs, trained, velocity, twist)
 
     def fit(k, p):
         return train(problem, k, p, head_epochs, HEAD)

@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from bespoke.errors import UserError
+
 
 def knob(
     default: Any,
@@ -51,11 +53,11 @@ def problem(field: "dataclasses.Field[Any]", value: Any) -> str:
 
 
 def check(settings: Any, where: str) -> None:
-    """Raise ValueError with one sentence for the first knob of a dataclass that is out of range."""
+    """Refuse the first knob of a dataclass that is out of range, in one sentence."""
     for field in dataclasses.fields(settings):
         wrong = problem(field, getattr(settings, field.name))
         if wrong:
-            raise ValueError(f"{where}: {field.name} {wrong}")
+            raise UserError(f"{where}: {field.name} {wrong}")
 
 
 @dataclass(frozen=True)

@@ -98,26 +98,31 @@ class Task:
         """Scale and shift of the normalisation layers."""
         return {n: params[n] for n in self.norm_names}
 
-    def module(self, params: Tree) -> nn.Module:
-        """A plain module of its own with these parameters, for use outside."""
-        module = copy.deepcopy(self._module)
-        module.load_state_dict({n: p.detach() for n, p in params.items()}, strict=False)
-        return module
-
     def check(self, x: Tensor) -> None:
         """Refuse a module that is not head(features(x)) with one row of logits per example; ``x`` (B, ...)."""
         params = dict(self._module.named_parameters())
-        logits = self.logits(params, x)
+        head = self._prefix[:-1]
+        try:
+            logits, again = self.logits(params, x), self.logits(params, x)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"the model cannot take examples of shape {tuple(x.shape[1:])}: {reason}") from error
         if logits.shape != (len(x), self.num_classes):
             raise UserError(
                 f"the model gives outputs of shape {tuple(logits.shape)} for {len(x)} examples, "
                 f"but the data has {self.num_classes} classes: make it give ({len(x)}, {self.num_classes})"
             )
-        composed = self.classify(params, self.features(params, x))
-        if composed.shape != logits.shape or not torch.allclose(composed, logits, rtol=1e-4, atol=1e-5):
+        if not torch.equal(logits, again):
+            raise UserError("the model gives other outputs when asked twice (dropout?): make it deterministic")
+        try:
+            composed = self.classify(params, self.features(params, x))
+            same = composed.shape == logits.shape and torch.allclose(composed, logits, rtol=1e-4, atol=1e-5)
+        except RuntimeError:
+            same = False
+        if not same:
             raise UserError(
-                f"the model is not its head '{self._prefix[:-1]}' applied to features: replacing that module by the "
-                "identity and applying it afterwards gives other outputs; name the last layer as head"
+                f"the model is not its head {head!r} applied to features: replacing that module by the identity "
+                "and applying it afterwards gives other outputs; name the last layer as head"
             )
 
 
@@ -142,7 +147,8 @@ def _check_module(module: nn.Module, head: str) -> None:
                 f"layer {name!r} keeps running statistics (BatchNorm), which clients cannot share honestly: "
                 "use nn.GroupNorm, nn.InstanceNorm2d(affine=True) or nn.LayerNorm instead"
             )
-        if isinstance(layer, _DROPOUTS) and layer.p > 0:
-            raise UserError(f"layer {name!r} is dropout with p={layer.p}, whose draws could not be repeated: set p=0")
+        chance = layer.p if isinstance(layer, _DROPOUTS) else getattr(layer, "dropout", 0.0)  # LSTM, attention
+        if isinstance(chance, float | int) and chance > 0:
+            raise UserError(f"layer {name!r} is dropout with p={chance}, whose draws could not be repeated: set p=0")
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
         raise UserError("the model ties parameters between layers, which has no clear split: untie them")

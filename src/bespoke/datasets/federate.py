@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from bespoke.core.data import Pool, Transform
+from bespoke.core.settings import check
 from bespoke.datasets import sources
 from bespoke.datasets.examples import ClientArrays, Examples, Loader, join
 from bespoke.datasets.partition import PARTITIONS, Partition, follow
@@ -34,7 +35,7 @@ def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -
 
 def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> tuple[Pool, Partition]:
     """The federation of :func:`federate_data`, and the partition it came from with its number of tries."""
-    settings = settings.checked()
+    check(settings, "[data]")
     if settings.name not in DATASETS:
         near = difflib.get_close_matches(settings.name, DATASETS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
@@ -67,7 +68,8 @@ def from_arrays(
         raise UserError("there are no clients: give at least one")
     settings = DataSettings(
         name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
-    ).checked()
+    )
+    check(settings, "[data]")
     examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform)
     return _spread(examples, settings, seed, skip_empty)[0]
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from bespoke.core.settings import check, knob
-from bespoke.errors import UserError
+from bespoke.core.settings import knob
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,3 @@ class DataSettings:
     rows: int = knob(2000, "gaussian: number of rows", low=1)
     dim: int = knob(20, "gaussian: numbers in a row", low=1)
     spread: float = knob(1.5, "gaussian: standard deviation within a class; the means are standard normal", low=0)
-
-    def checked(self) -> "DataSettings":
-        """The settings themselves; the first value out of its range is a UserError."""
-        try:
-            check(self, "[data]")
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        return self

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from bespoke.core.settings import check
 from bespoke.core.task import Task
 from bespoke.errors import UserError
 from bespoke.models import basic
@@ -39,7 +40,7 @@ def build_task(
     dtype: torch.dtype = torch.float32,
 ) -> Task:
     """The task of a ``[model]`` table for examples of ``input_shape`` (without the batch axis)."""
-    settings = settings.checked()
+    check(settings, "[model]")
     if settings.name not in MODELS:
         near = difflib.get_close_matches(settings.name, MODELS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "choose one of them"

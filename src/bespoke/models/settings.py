@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from bespoke.core.settings import check, knob
-from bespoke.errors import UserError
+from bespoke.core.settings import knob
 
 
 @dataclass(frozen=True)
@@ -14,11 +13,3 @@ class ModelSettings:
     norm: str = knob("none", "normalisation layers: none, group, instance or layer")
     hidden: int = knob(64, "mlp, cnn: units of the hidden layer, which are the features", low=1)
     width: int = knob(16, "cnn: channels of the first convolution; the second has twice as many", low=1)
-
-    def checked(self) -> "ModelSettings":
-        """The settings themselves; the first value out of its range is a UserError."""
-        try:
-            check(self, "[model]")
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        return self
