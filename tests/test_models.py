@@ -84,7 +84,7 @@ def test_cifar_cnn_has_its_published_size(classes, total):
         (64, 32, 3, 3),
         (128, 576),
     ]
-    body = task.module(params).body
+    body = MODELS["cifar_cnn"].build(ModelSettings(name="cifar_cnn"), COLOUR, classes).body.double()
     maps = [body[:n](inputs(1, *COLOUR)).shape[1:] for n in (1, 4, 7, 9)]
     assert maps == [(16, 28, 28), (32, 12, 12), (64, 6, 6), (64, 3, 3)]
     features = task.features(params, inputs(2, *COLOUR))

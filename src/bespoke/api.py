@@ -296,8 +296,6 @@ def _run(
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
     folder = RunFolder.create(_temporary(federation) if out is None else out)
     first, server, notes = 1, None, list[str]()
-    if resume and not folder.holds_run():
-        notes = [f"{folder.path} holds no run to go on with: started from round 1"]
     if folder.holds_run():
         if not resume:
             raise UserError(

@@ -49,6 +49,7 @@ def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
         "experiment": experiment_hash,
         "tensors": _digest(content),
         "offsets": checkpoint.offsets,
+        "names": list(flat),  # safetensors does not keep their order, and sums over a tree depend on it
     }
     stem = f"{checkpoint.round:06d}"
     write_atomic(folder / f"{stem}.safetensors", content)
@@ -71,7 +72,7 @@ def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Check
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             return _load(path, device), damaged
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
             damaged.append(f"checkpoint {path} is damaged ({error}) and was passed over")
     return None, damaged
 
@@ -85,7 +86,8 @@ def _load(path: Path, device: torch.device | str) -> Checkpoint:
         raise ValueError("the tensors' checksum does not match")
     # Cloned, because views into one buffer are aligned otherwise than tensors of their own, and on some
     # machines the last bit of a matrix product depends on that.
-    flat = {n: t.clone().to(device) for n, t in safetensors.torch.load(content).items()}
+    loaded = safetensors.torch.load(content)
+    flat = {n: loaded[n].clone().to(device) for n in manifest["names"]}
     tensors = tree.unflatten(flat)
     ids = tensors["ids"].tolist()
     clients = dict(zip(ids, tree.unstack(tensors["clients"], len(ids)), strict=True)) if ids else {}

@@ -92,6 +92,7 @@ def run(
     """Run an experiment and record it in a folder."""
     from bespoke import api
     from bespoke.experiment import load
+    from bespoke.records import RunFolder
 
     if seed is not None and seeds:
         raise UserError("give --seed or --seeds, not both")
@@ -100,6 +101,8 @@ def run(
     for number in wanted:
         loaded, source = load(experiment, algorithm, set_ or [], number)
         folder = _folder(experiment, loaded, out, bool(seeds))
+        if resume and not RunFolder(folder).holds_run():
+            print(f"note: {folder} holds no run to go on with; starting one", file=sys.stderr)
         with _progress(loaded, quiet or as_json) as (callback, stopped):
             done = api.run(
                 loaded,
@@ -114,8 +117,8 @@ def run(
             )
         for note in done.notes:
             print(f"note: {note}", file=sys.stderr)
-        if stopped():
-            last, total = done.folder.rounds()[-1]["round"], loaded.training.rounds
+        last, total = done.summary["rounds"], loaded.training.rounds
+        if stopped() and (last < total or number != wanted[-1]):
             command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
             print(f"stopped after round {last} of {total}, all of it saved; go on with: {command}", file=sys.stderr)
             raise typer.Exit(130)
@@ -141,8 +144,8 @@ def _sentence(done: Any, folder: Path) -> str:
 
     summary, run = done.summary, f"{done.experiment.algorithm_name}, seed {done.experiment.seed}"
     view, select = summary["headline"], done.experiment.evaluation.select
-    chosen = summary["views"][view][select] if view else None
-    numbers = chosen.get("all") if chosen else None
+    chosen = (summary["views"][view][select] if view else None) or {}
+    numbers = chosen.get("all")
     if not numbers or numbers["pooled"] is None:
         return f"{run}, {summary['rounds']} rounds: no client was evaluated on test rows; records in {folder}"
     return (
@@ -353,9 +356,16 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train five methods on handwritten digits spread over 20 clients, and compare them."""
+    import tempfile
+
     from bespoke import demo as demonstration
 
-    comparison, chart = demonstration.run(out, lambda experiment: _progress(experiment, quiet))
+    folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
+    try:
+        comparison, chart = demonstration.run(folder, lambda experiment: _progress(experiment, quiet))
+    except KeyboardInterrupt:
+        print(f"stopped; go on with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
+        raise typer.Exit(130) from None
     _show(comparison)
     print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")
 

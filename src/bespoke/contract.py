@@ -43,8 +43,8 @@ class _Net(nn.Module):
         return self.head(torch.tanh(self.norm(self.hidden(x))))
 
 
-@lru_cache(maxsize=1)
-def toy() -> tuple[Pool, Task, Tree]:
+@lru_cache(maxsize=2)
+def toy(device: str = "cpu") -> tuple[Pool, Task, Tree]:
     """The awkward federation, its task in float64, and common initial parameters."""
     key = rng.key(7)
     sizes = (*SIZES, 12)
@@ -66,7 +66,7 @@ def toy() -> tuple[Pool, Task, Tree]:
     pool = Pool(
         x, y, Rows.of(train), Rows.of(test), Rows.of([[]] * len(sizes)), CLASSES, num_clients=len(SIZES), names=names
     )
-    task = Task(_Net, "head", CLASSES, dtype=torch.float64)
+    task = Task(_Net, "head", CLASSES, device, torch.float64)
     return pool, task, task.init(rng.key(3))
 
 
@@ -84,9 +84,17 @@ class Outcome:
     evaluated_again: list[Evaluated]
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A method under test, on a device."""
+
+    method: Algorithm
+    device: str = "cpu"
+
+
 @lru_cache(maxsize=64)
 def trial(
-    method: Algorithm,
+    subject: Subject,
     backend: type[Simulated] = LoopClients,
     training: Training = SGD,
     chunk: int = 64,
@@ -99,33 +107,35 @@ def trial(
 
     ``backwards`` names each cohort in reverse order; ``attempt`` asks for a run of its own.
     """
-    pool, task, params = toy()
+    method, device = subject.method, subject.device
+    pool, task, params = toy(device)
     clients = backend(method, task, params, pool, training, seed=11)
     if isinstance(clients, BatchedClients):
         # However unequal, all clients of a chunk share a block: the hardest case for masks.
         clients.chunk, clients.padding, clients.similar = chunk, padding, 0.0
-    root = rng.key(11)
+    root = rng.key(11, device)
     server = method.server_init(task, params, pool.num_clients, rng.stream(root, rng.SERVER))
     everyone = list(range(pool.total_clients))
-    ids = torch.tensor([c if c < pool.num_clients else -1 for c in everyone])
+    ids = torch.tensor([c if c < pool.num_clients else -1 for c in everyone], device=device)
 
     def evaluate(round: int) -> list[Evaluated]:
         return clients.evaluate(round, everyone, method.broadcast(server), method.tailor(server, ids))
 
     first_loss = _mean_loss(evaluate(0))
-    uploads, logged, refused = [], [], {}
+    uploads: list[Tree] = []
+    logged: list[dict[str, list[float]]] = []
+    refused: dict[int, str] = {}
     for round in range(1, rounds + 1):
         cohort = rng.cohort(root, round, pool.num_clients, COHORT / pool.num_clients, "fixed")
         cohort = cohort[::-1] if backwards else cohort
-        own = method.tailor(server, torch.tensor(cohort))
+        own = method.tailor(server, torch.tensor(cohort, device=device))
         trained = clients.train(round, cohort, method.broadcast(server), own)
         refused |= trained.refused
         uploads.append(trained.uploads.tree)
         logged.append(trained.logged)
         if len(trained.uploads.clients):
             server = method.aggregate(task, server, trained.uploads, rng.stream(root, rng.SERVER, round))
-    if clients.notes:
-        raise AssertionError(f"{_name(method)} cannot be mapped over clients: {clients.notes[0]}")
+    _require(not clients.notes, subject, "; ".join(clients.notes))
     evaluated = evaluate(rounds)
     states = {c: s["state"] for c, s in clients.states().items()}
     return Outcome(server, states, uploads, evaluated, logged, refused, first_loss, evaluate(rounds))
@@ -136,139 +146,141 @@ def _mean_loss(rows: list[Evaluated]) -> float:
     return sum(r.loss_sum for r in headline) / sum(r.total for r in headline)
 
 
-def _name(method: Algorithm) -> str:
-    return type(method).__name__
-
-
-def _require(condition: bool, method: Algorithm, sentence: str) -> None:
+def _require(condition: bool, subject: Subject, sentence: str) -> None:
     if not condition:
-        raise AssertionError(f"{_name(method)}: {sentence}")
+        raise AssertionError(f"{type(subject.method).__name__}: {sentence}")
 
 
-def _require_equal(method: Algorithm, a: Outcome, b: Outcome, tolerance: float, what: str) -> None:
+def _require_equal(subject: Subject, a: Outcome, b: Outcome, tolerance: float, what: str) -> None:
     """Servers, states and evaluations agree within ``tolerance`` (0 asks for the same bits)."""
     mine = tree.flatten({"server": a.server, "clients": {str(c): s for c, s in sorted(a.states.items())}})
     theirs = tree.flatten({"server": b.server, "clients": {str(c): s for c, s in sorted(b.states.items())}})
-    _require(mine.keys() == theirs.keys(), method, f"{what}: the states have other names")
+    _require(mine.keys() == theirs.keys(), subject, f"{what}: the states have other names")
     for name, value in mine.items():
         if value.numel():
             gap = float((value.double() - theirs[name].double()).abs().max())
-            _require(gap <= tolerance, method, f"{what}: {name} differs by {gap:.1e} (allowed {tolerance:.0e})")
+            _require(gap <= tolerance, subject, f"{what}: {name} differs by {gap:.1e} (allowed {tolerance:.0e})")
     for left, right in zip(a.evaluated, b.evaluated, strict=True):
-        _require(left[:5] == right[:5], method, f"{what}: client {left.client} counts {left[:5]} and {right[:5]}")
+        _require(left[:5] == right[:5], subject, f"{what}: client {left.client} counts {left[:5]} and {right[:5]}")
         gap = abs(left.loss_sum - right.loss_sum)
-        _require(gap <= 100 * tolerance, method, f"{what}: client {left.client}'s loss differs by {gap:.1e}")
+        _require(gap <= 100 * tolerance, subject, f"{what}: client {left.client}'s loss differs by {gap:.1e}")
 
 
 # --- the checks -------------------------------------------------------------------------------------------------
 
 
-def is_frozen(method: Algorithm) -> None:
+def is_frozen(subject: Subject) -> None:
     """The method is a frozen dataclass that a copy of its fields rebuilds."""
+    method = subject.method
     own = vars(type(method)).get("__dataclass_params__")  # not the base class's
-    _require(own is not None and own.frozen, method, "is no frozen dataclass: decorate it with @dataclass(frozen=True)")
+    _require(
+        own is not None and own.frozen, subject, "is no frozen dataclass: decorate it with @dataclass(frozen=True)"
+    )
     fields: dict[str, Any] = dataclasses.asdict(method)
-    _require(type(method)(**fields) == method, method, "its fields do not rebuild it")
+    _require(type(method)(**fields) == method, subject, "its fields do not rebuild it")
 
 
-def loop_equals_batched(method: Algorithm) -> None:
+def loop_equals_batched(subject: Subject) -> None:
     """One client after another and a cohort at once give the same numbers."""
-    _require_equal(method, trial(method), trial(method, BatchedClients), CLOSE, "loop against batched")
+    _require_equal(subject, trial(subject), trial(subject, BatchedClients), CLOSE, "loop against batched")
 
 
-def loop_equals_batched_with_kept_moments(method: Algorithm) -> None:
+def loop_equals_batched_with_kept_moments(subject: Subject) -> None:
     """The same with Adam, whose moments stay on the clients, and rounds counted in steps."""
-    loop, batched = trial(method, training=ADAM), trial(method, BatchedClients, ADAM)
-    _require_equal(method, loop, batched, CLOSE, "loop against batched with kept moments")
+    loop, batched = trial(subject, training=ADAM), trial(subject, BatchedClients, ADAM)
+    _require_equal(subject, loop, batched, CLOSE, "loop against batched with kept moments")
 
 
-def chunks_change_nothing(method: Algorithm) -> None:
+def chunks_change_nothing(subject: Subject) -> None:
     """Blocks of two clients give the same numbers as larger ones."""
-    chunked = trial(method, BatchedClients, chunk=2)
-    _require_equal(method, trial(method, BatchedClients), chunked, CLOSE, "large against small blocks")
+    chunked = trial(subject, BatchedClients, chunk=2)
+    _require_equal(subject, trial(subject, BatchedClients), chunked, CLOSE, "large against small blocks")
 
 
-def padding_changes_nothing(method: Algorithm) -> None:
+def padding_changes_nothing(subject: Subject) -> None:
     """More padded rows, and so more idle steps, give the same numbers."""
-    padded = trial(method, BatchedClients, padding=11)
-    _require_equal(method, trial(method, BatchedClients), padded, CLOSE, "without and with extra padding")
+    padded = trial(subject, BatchedClients, padding=11)
+    _require_equal(subject, trial(subject, BatchedClients), padded, CLOSE, "without and with extra padding")
 
 
-def same_seed_same_bits(method: Algorithm) -> None:
+def same_seed_same_bits(subject: Subject) -> None:
     """A run can be repeated to the bit, on either backend."""
     for backend in (LoopClients, BatchedClients):
-        again = trial(method, backend, attempt=1)
-        _require_equal(method, trial(method, backend), again, EXACT, f"two equal runs ({backend.name})")
+        again = trial(subject, backend, attempt=1)
+        _require_equal(subject, trial(subject, backend), again, EXACT, f"two equal runs ({backend.name})")
 
 
-def order_does_not_matter(method: Algorithm) -> None:
+def order_does_not_matter(subject: Subject) -> None:
     """The order in which clients are named changes nothing."""
-    _require_equal(method, trial(method), trial(method, backwards=True), CLOSE, "clients forwards and backwards")
+    _require_equal(subject, trial(subject), trial(subject, backwards=True), CLOSE, "clients forwards and backwards")
 
 
-def shapes_stay(method: Algorithm) -> None:
+def shapes_stay(subject: Subject) -> None:
     """States and uploads have the same names, shapes and types in every round."""
-    outcome = trial(method)
+    outcome = trial(subject)
     kinds = {_shapes({"state": s}) for s in outcome.states.values()}
-    _require(len(kinds) == 1, method, "clients' states differ in names, shapes or types")
-    pool, task, params = toy()
-    first = method.client_init(task, params, torch.tensor(0))
-    _require(kinds == {_shapes({"state": first})}, method, "client_update changes the state's names, shapes or types")
+    _require(len(kinds) == 1, subject, "clients' states differ in names, shapes or types")
+    pool, task, params = toy(subject.device)
+    first = subject.method.client_init(task, params, torch.tensor(0, device=subject.device))
+    _require(kinds == {_shapes({"state": first})}, subject, "client_update changes the state's names, shapes or types")
     uploads = {_shapes(u) for u in outcome.uploads}
-    _require(len(uploads) == 1, method, "uploads differ between rounds in names, shapes or types")
-    start = method.server_init(task, params, pool.num_clients, rng.stream(rng.key(11), rng.SERVER))
-    _require(_shapes(start) == _shapes(outcome.server), method, "aggregate changes the server's names, shapes or types")
+    _require(len(uploads) == 1, subject, "uploads differ between rounds in names, shapes or types")
+    key = rng.stream(rng.key(11, subject.device), rng.SERVER)
+    start = subject.method.server_init(task, params, pool.num_clients, key)
+    _require(
+        _shapes(start) == _shapes(outcome.server), subject, "aggregate changes the server's names, shapes or types"
+    )
 
 
 def _shapes(value: Tree) -> tuple[Any, ...]:
     return tuple((n, tuple(t.shape), str(t.dtype)) for n, t in sorted(tree.flatten(value).items()))
 
 
-def awkward_clients_work(method: Algorithm) -> None:
+def awkward_clients_work(subject: Subject) -> None:
     """Clients with one row, one class or an absent class give finite numbers, and nobody is refused."""
-    for outcome in (trial(method), trial(method, BatchedClients)):
-        _require(not outcome.refused, method, f"clients were refused: {outcome.refused}")
+    for outcome in (trial(subject), trial(subject, BatchedClients)):
+        _require(not outcome.refused, subject, f"clients were refused: {outcome.refused}")
         for row in outcome.evaluated:
             _require(
-                math.isfinite(row.loss_sum), method, f"client {row.client} predicts with a loss that is not finite"
+                math.isfinite(row.loss_sum), subject, f"client {row.client} predicts with a loss that is not finite"
             )
 
 
-def private_stays_private(method: Algorithm) -> None:
+def private_stays_private(subject: Subject) -> None:
     """What is declared private is part of the state and of no upload."""
-    outcome = trial(method)
+    outcome = trial(subject)
     state = next(iter(outcome.states.values()))
-    missing = set(method.private) - state.keys()
-    _require(not missing, method, f"declares {sorted(missing)} private, but its state has no such name")
-    leaked = set(method.private) & set().union(*(u.keys() for u in outcome.uploads))
-    _require(not leaked, method, f"uploads {sorted(leaked)}, which it declares private")
+    missing = set(subject.method.private) - state.keys()
+    _require(not missing, subject, f"declares {sorted(missing)} private, but its state has no such name")
+    leaked = set(subject.method.private) & set().union(*(u.keys() for u in outcome.uploads))
+    _require(not leaked, subject, f"uploads {sorted(leaked)}, which it declares private")
 
 
-def evaluation_changes_nothing(method: Algorithm) -> None:
+def evaluation_changes_nothing(subject: Subject) -> None:
     """Evaluating twice gives the same numbers: personalisation leaves no trace."""
-    outcome = trial(method)
-    _require(outcome.evaluated == outcome.evaluated_again, method, "a second evaluation gives other numbers")
+    outcome = trial(subject)
+    _require(outcome.evaluated == outcome.evaluated_again, subject, "a second evaluation gives other numbers")
 
 
-def new_client_works(method: Algorithm) -> None:
+def new_client_works(subject: Subject) -> None:
     """A client that never took part can be adapted and personalised, on either backend alike."""
     new = len(SIZES)
     for backend in (LoopClients, BatchedClients):
-        rows = [r for r in trial(method, backend).evaluated if r.client == new]
-        _require(bool(rows), method, f"a new client got no prediction ({backend.name})")
+        rows = [r for r in trial(subject, backend).evaluated if r.client == new]
+        _require(bool(rows), subject, f"a new client got no prediction ({backend.name})")
         _require(
-            all(math.isfinite(r.loss_sum) for r in rows), method, f"a new client's loss is not finite ({backend.name})"
+            all(math.isfinite(r.loss_sum) for r in rows), subject, f"a new client's loss is not finite ({backend.name})"
         )
 
 
-def loss_falls(method: Algorithm) -> None:
+def loss_falls(subject: Subject) -> None:
     """Training for a while lowers the loss of the personal models on held-out rows."""
-    outcome = trial(method, BatchedClients, rounds=12)
+    outcome = trial(subject, BatchedClients, rounds=12)
     before, after = outcome.first_loss, _mean_loss(outcome.evaluated)
-    _require(after < 0.9 * before, method, f"the personal models' loss went from {before:.3f} to {after:.3f}")
+    _require(after < 0.9 * before, subject, f"the personal models' loss went from {before:.3f} to {after:.3f}")
 
 
-CHECKS: dict[str, Callable[[Algorithm], None]] = {
+CHECKS: dict[str, Callable[[Subject], None]] = {
     check.__name__: check
     for check in (
         is_frozen,
@@ -288,8 +300,8 @@ CHECKS: dict[str, Callable[[Algorithm], None]] = {
 }
 
 
-def check_method(method: Algorithm) -> list[str]:
+def check_method(method: Algorithm, device: str = "cpu") -> list[str]:
     """Run every check on a method and return their names; the first that fails is an AssertionError that says why."""
     for check in CHECKS.values():
-        check(method)
+        check(Subject(method, device))
     return list(CHECKS)

@@ -1,6 +1,5 @@
 """The demonstration: five methods on the same federation of handwritten digits, compared."""
 
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,14 +13,12 @@ from bespoke.report.table import Comparison
 METHODS = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep")
 
 
-def run(out: Path | None, progress: Callable[[Experiment], AbstractContextManager[Any]]) -> tuple[Comparison, Path]:
-    """Train the five methods, and return their comparison and the chart's path.
+def run(folder: Path, progress: Callable[[Experiment], AbstractContextManager[Any]]) -> tuple[Comparison, Path]:
+    """Train the five methods in ``folder``, and return their comparison and the chart's path.
 
-    Without ``out`` the runs are kept in a temporary folder and the chart lies beside them; in a folder that
-    holds runs of the demonstration these are finished and shown. ``progress(experiment)`` gives a callback for
-    each round and a function that says whether to stop.
+    Runs of the demonstration that lie there already are finished and shown. ``progress(experiment)`` gives a
+    callback for each round and a function that says whether to stop.
     """
-    folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     for method in METHODS:
         experiment, _ = load("demo", method)
         with progress(experiment) as (callback, stopped):

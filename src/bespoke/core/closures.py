@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import Tensor
@@ -19,14 +19,21 @@ def _captured(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     elif isinstance(fn, FunctionType):
         found = list(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         values = [(name, cell.cell_contents) for name, cell in found if _is_filled(cell)]
-        values += [(name, fn.__globals__[name]) for name in fn.__code__.co_names if name in fn.__globals__]
+        values += [(name, fn.__globals__[name]) for name in _names(fn.__code__) if name in fn.__globals__]
         values += [(f"a default of {fn.__name__}", v) for v in fn.__defaults__ or ()]
+        values += (fn.__kwdefaults__ or {}).items()
         for name, value in values:
             yield name, value
             # Another module's function is that module's business; a sibling of this one is the method's.
             sibling = isinstance(value, functools.partial) or getattr(value, "__module__", None) == fn.__module__
             if sibling and value is not fn:
                 yield from _captured(value, depth + 1)
+
+
+def _names(code: CodeType) -> list[str]:
+    """The global names that a function's code reads, comprehensions and inner functions included."""
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
+    return [*code.co_names, *inner]
 
 
 def _is_filled(cell: Any) -> bool:

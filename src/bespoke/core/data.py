@@ -80,10 +80,15 @@ class Rows:
         return self.index[start : start + self.sizes[client]]
 
     def block(self, clients: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
-        """Padded rows (K, width) and true sizes (K,); padding repeats pool row 0."""
+        """Padded rows (K, width) and true sizes (K,); padding repeats a client's first row (without rows: pool row 0).
+
+        What is computed on padding is masked, but NaN times zero is NaN: another client's row could do harm.
+        """
         rows = self.index.new_zeros(len(clients), width)
         for i, client in enumerate(clients):
             own = self.client(client)
+            if len(own):
+                rows[i] = own[0]
             rows[i, : len(own)] = own
         return rows, torch.tensor([self.sizes[c] for c in clients], device=self.index.device)
 

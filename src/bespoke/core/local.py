@@ -199,7 +199,9 @@ class Local:
             return params
         training, mapped = self.training, self.mapped
         slot = str(tag)
-        moments = self.moments.get(slot) or optim.init(training, params)
+        moments = optim.init(training, params)
+        if kept := self.moments.get(slot):  # by name: a tree read from a file may be in another order
+            moments = tree.map(lambda _, value: value, moments, kept)
         take_step = _mapped_step if mapped else _eager_step
         rates = self._rates(params, lr)
 
@@ -214,7 +216,7 @@ class Local:
             }
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
-        carry = {"params": params, "moments": moments, "loss": zero, "rows": zero}
+        carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero}
         carry = self._fold(step, carry, (rates, *consts), epochs, steps, None, 1, tag)
         if training.keep_optimizer:
             self.moments = {**self.moments, slot: carry["moments"]}
@@ -227,7 +229,7 @@ class Local:
         if isinstance(lr, dict):
             if lr.keys() != params.keys():
                 raise ValueError(f"lr names {sorted(lr)}, but the parameters are {sorted(params)}")
-            wanted = [r for name, r in lr.items() for _ in tree.leaves({name: params[name]})]
+            wanted = [lr[name] for name in params for _ in tree.leaves({name: params[name]})]
             return [self._rates({}, r) for r in wanted]
         rate = self.lr if lr is None else self.lr * (lr / base)
         return rate if self.mapped else rate.item()

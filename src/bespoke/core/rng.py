@@ -7,6 +7,7 @@ uniforms are equal everywhere to the bit; normals to 1e-6 across devices.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +22,29 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 def threefry(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
     """The Threefry-2x32-20 block function on int64 tensors that hold 32-bit words (they broadcast)."""
+    words = k0, k1, x0, x1
+    if k0.device.type == "cpu":
+        # NumPy's small arrays cost a fifth of torch's; inside vmap a tensor has no array to give.
+        try:
+            arrays = [word.numpy() for word in words]
+        except RuntimeError:
+            return _threefry(*words)
+        y0, y1 = _threefry(*arrays)
+        return torch.as_tensor(y0), torch.as_tensor(y1)
+    return _threefry(*words)
+
+
+def _threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
+    """The same for anything with integer arithmetic of 64 bits; sums may run over 32 bits until they are masked."""
     ks = k0, k1, k0 ^ k1 ^ _PARITY
-    x0, x1 = (x0 + k0) & _MASK, (x1 + k1) & _MASK
+    x0, x1 = x0 + k0, (x1 + k1) & _MASK
     for group in range(5):
         for r in _ROTATIONS[group % 2]:
-            x0 = (x0 + x1) & _MASK
-            x1 = (((x1 << r) & _MASK) | (x1 >> (32 - r))) ^ x0
-        x0 = (x0 + ks[(group + 1) % 3]) & _MASK
-        x1 = (x1 + ks[(group + 2) % 3] + group + 1) & _MASK
-    return x0, x1
+            x0 = x0 + x1
+            x1 = (((x1 << r) | (x1 >> (32 - r))) ^ x0) & _MASK
+        x0 = x0 + ks[(group + 1) % 3]
+        x1 = (x1 + ks[(group + 2) % 3] + (group + 1)) & _MASK
+    return x0 & _MASK, x1
 
 
 def key(seed: int, device: torch.device | str = "cpu") -> Tensor:

@@ -96,7 +96,7 @@ def to(tree: Tree, *args: Any, **kwargs: Any) -> Tree:
 
 def sq_dist(a: Tree, b: Tree) -> Tensor:
     """Squared Euclidean distance between two trees, a 0-d tensor."""
-    return torch.stack([(x - y).square().sum() for x, y in zip(leaves(a), leaves(b), strict=True)]).sum()
+    return torch.stack([x.sum() for x in leaves(map(lambda x, y: (x - y).square(), a, b))]).sum()
 
 
 def sq_norm(a: Tree) -> Tensor:

@@ -1,0 +1,126 @@
+"""What the library costs over a hand-written loop: FedAvg rounds in the loop backend beside plain PyTorch.
+
+Both do the same steps (same clients, batch sizes, epochs, SGD with momentum) in the same process, in turns; the
+figure is the ratio of the medians. Run with ``python benchmarks/overhead.py``; it writes ``overhead.json`` beside
+itself and exits with 1 if a ratio is above its bar.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bespoke.algorithms import ALGORITHMS
+from bespoke.clients import LoopClients
+from bespoke.core import rng
+from bespoke.core.data import Pool, Rows
+from bespoke.core.settings import Training
+from bespoke.datasets import DataSettings, federate_data
+from bespoke.models import MODELS, ModelSettings, build_task
+
+REPEATS = 9
+
+
+def hand_written(
+    pool: Pool, module: nn.Module, start: dict[str, torch.Tensor], training: Training
+) -> Callable[[], None]:
+    """One round of FedAvg as one would write it by hand for this data."""
+    prepared = pool.x if pool.transform is None else pool.transform(rng.key(0), pool.x, {}, False)
+    generator = torch.Generator().manual_seed(0)
+    clients = [pool.train.client(i) for i in range(pool.num_clients)]
+
+    def round() -> None:
+        total = [torch.zeros_like(p) for p in start.values()]
+        for rows in clients:
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    parameter.copy_(start[name])
+            optimizer = torch.optim.SGD(module.parameters(), lr=training.lr, momentum=training.momentum)
+            for _ in range(training.epochs):
+                order = rows[torch.randperm(len(rows), generator=generator)]
+                for batch in order.split(training.batch):
+                    loss = F.cross_entropy(module(prepared[batch]), pool.y[batch])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            for mean, parameter in zip(total, module.parameters(), strict=True):
+                mean.add_(parameter.detach(), alpha=len(rows))
+        size = sum(pool.train.sizes)
+        for mean in total:
+            mean.div_(size)
+
+    return round
+
+
+def measure(name: str, pool: Pool, model: ModelSettings, training: Training, bar: float) -> dict[str, float | str]:
+    """Median seconds of both, in turns, and their ratio."""
+    shape = tuple(pool.x.shape[1:])
+    task = build_task(model, shape, pool.num_classes)
+    params = task.init(rng.key(0))
+    method = ALGORITHMS["fedavg"]()
+    clients = LoopClients(method, task, params, pool, training, seed=0)
+    everyone = list(range(pool.num_clients))
+
+    def ours() -> None:
+        trained = clients.train(1, everyone, {"model": params}, {})
+        method.aggregate(task, {"model": params}, trained.uploads, rng.key(0))
+
+    plain = hand_written(pool, MODELS[model.name].build(model, shape, pool.num_classes), params, training)
+    seconds: dict[Callable[[], None], list[float]] = {plain: [], ours: []}
+    for _ in range(REPEATS + 1):
+        for work, times in seconds.items():
+            begin = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begin)
+    by_hand, with_us = (statistics.median(times[1:]) for times in seconds.values())  # the first warms up
+    return {
+        "case": name,
+        "hand_written_s": round(by_hand, 4),
+        "bespoke_s": round(with_us, 4),
+        "ratio": round(with_us / by_hand, 3),
+        "bar": bar,
+    }
+
+
+def colour_images(clients: int, rows: int) -> Pool:
+    """Random 32x32 colour images: their content does not matter to the clock."""
+    key, count = rng.key(1), clients * rows
+    x = rng.uniform(key, (count, 3, 32, 32)) * 2 - 1
+    y = (rng.bits(key, torch.arange(count)) % 10).long()
+    lists = list(torch.arange(count).split(rows))
+    none = Rows.of([[]] * clients)
+    return Pool(x, y, Rows.of(lists), none, none, 10, clients, tuple(str(i) for i in range(clients)))
+
+
+def main() -> int:
+    """Measure both cases, print and store them."""
+    torch.set_num_threads(1)
+    digits = federate_data(DataSettings(name="digits", clients=10, alpha=1.0, min_rows=20), seed=0)
+    cases = [
+        measure(
+            "digits, small cnn, batch 32", digits, ModelSettings(name="cnn"), Training(epochs=2, momentum=0.5), 1.25
+        ),
+        measure(
+            "32x32 colour, CIFAR CNN, batch 50",
+            colour_images(4, 200),
+            ModelSettings(name="cifar_cnn"),
+            Training(epochs=1, batch=50, lr=0.01, momentum=0.5),
+            1.12,
+        ),
+    ]
+    for case in cases:
+        print("{case}: {bespoke_s} s against {hand_written_s} s by hand, ratio {ratio} (bar {bar})".format(**case))
+    result = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1, "cases": cases}
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    return int(any(case["ratio"] > case["bar"] for case in cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

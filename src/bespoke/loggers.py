@@ -1,0 +1,75 @@
+"""Callbacks that send a run's numbers to a tracking tool. Each tool is an optional extra of the package."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError
+from bespoke.federation import Event
+from bespoke.metrics import aggregate
+
+Callback = Callable[[Event], None]
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """The numbers of a round by name: training loss, bytes, seconds, and the accuracies of each view and split."""
+    row = event.row
+    values = {"bytes/down": row["bytes_down"], "bytes/up": row["bytes_up"], "refused": len(row["refused"])}
+    if row["train_loss"] is not None:
+        values["loss/train"] = row["train_loss"]
+    values |= {f"seconds/{phase}": s for phase, s in event.seconds.items()}
+    for view, split in dict.fromkeys((r["view"], r["split"]) for r in event.evaluated):
+        rows = [r for r in event.evaluated if (r["view"], r["split"]) == (view, split) and r["group"] != "new"]
+        found = aggregate([r["correct"] for r in rows], [r["total"] for r in rows])
+        if found.pooled is not None:
+            values |= {f"accuracy/{view}/{split}/pooled": found.pooled, f"accuracy/{view}/{split}/mean": found.mean}
+    return values
+
+
+def _tool(name: str, module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(f"--log {name} needs a package that is not here: pip install 'bespoke-fl[{name}]'") from error
+
+
+def tensorboard(folder: Path, name: str, config: dict[str, Any]) -> Callback:
+    """Write TensorBoard's event files into the run's folder."""
+    writer = _tool("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
+
+    def callback(event: Event) -> None:
+        for tag, value in scalars(event).items():
+            writer.add_scalar(tag, value, event.round)
+        writer.flush()
+
+    return callback
+
+
+def wandb(folder: Path, name: str, config: dict[str, Any]) -> Callback:
+    """Send to Weights & Biases; its own environment variables choose project and mode."""
+    tracked = _tool("wandb", "wandb").init(name=name, dir=str(folder), config=config)
+    return lambda event: tracked.log(scalars(event), step=event.round)
+
+
+def mlflow(folder: Path, name: str, config: dict[str, Any]) -> Callback:
+    """Send to MLflow; its own environment variables choose the server and experiment."""
+    client = _tool("mlflow", "mlflow")
+    client.start_run(run_name=name)
+    flat = {f"{t}.{k}": v for t, table in config.items() if isinstance(table, dict) for k, v in table.items()}
+    client.log_params(flat)
+    return lambda event: client.log_metrics(scalars(event), step=event.round)
+
+
+LOGGERS: dict[str, Callable[[Path, str, dict[str, Any]], Callback]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "mlflow": mlflow,
+}
+
+
+def make(name: str, folder: Path, label: str, config: dict[str, Any]) -> Callback:
+    """The callback of a tool by name."""
+    if name not in LOGGERS:
+        raise UserError(f"--log {name}: there is no such tool; use one of {', '.join(LOGGERS)}")
+    return LOGGERS[name](folder, label, config)

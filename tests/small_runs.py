@@ -1,0 +1,107 @@
+"""What the tests of whole runs share: a small experiment, the command line in this process, and comparisons."""
+
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import safetensors.torch
+import torch
+
+import bespoke
+from bespoke.cli import main
+from bespoke.experiment import to_toml
+
+RECORDS = ("rounds.jsonl", "clients.jsonl")
+
+TABLES = {
+    "seed": 0,
+    "data": {"name": "gaussian", "rows": 160, "dim": 4, "num_classes": 3, "clients": 6, "partition": "dirichlet"},
+    "model": {"name": "linear"},
+    "algorithm": {"name": "fedavg"},
+    "training": {"rounds": 3, "batch": 8, "lr": 0.1, "rate": 0.5},
+}
+
+
+def tables(**changes):
+    """The small experiment with tables changed: ``tables(training={"rounds": 9})``."""
+    return {
+        key: {**TABLES.get(key, {}), **changes.get(key, {})} if key != "seed" else changes.get(key, 0)
+        for key in {**TABLES, **changes}
+    }
+
+
+def write(path: Path, **changes) -> str:
+    """The small experiment as a file; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_toml(tables(**changes)))
+    return str(path)
+
+
+def experiment(algorithm="fedavg", *, data=None, model=None, evaluation=None, seed=0, **training):
+    """The small experiment in Python."""
+    return bespoke.Experiment(
+        data=bespoke.DataSettings(**(TABLES["data"] | (data or {}))),
+        model=bespoke.ModelSettings(**(TABLES["model"] | (model or {}))),
+        algorithm=algorithm,
+        training=bespoke.Training(**(TABLES["training"] | training)),
+        evaluation=bespoke.Evaluation(**(evaluation or {})),
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one line of a user's mistake; anything else is an error of the program."""
+        assert self.code == 2, (self.code, self.out, self.err)
+        lines = self.err.splitlines()
+        mistakes = [line for line in lines if line.startswith("bespoke: ")]
+        assert len(mistakes) == 1 and lines[-1] == mistakes[0], self.err
+        assert "Traceback" not in self.err
+        return mistakes[0].removeprefix("bespoke: ")
+
+
+def command(*arguments) -> Outcome:
+    """``bespoke ARGUMENTS`` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["bespoke", *map(str, arguments)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", argv):
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code
+    return Outcome(code or 0, out.getvalue(), err.getvalue())
+
+
+def records(folder):
+    """The bytes of the records that must not depend on how a run was interrupted."""
+    return {name: (Path(folder) / name).read_bytes() for name in RECORDS}
+
+
+def last_tensors(folder):
+    """All tensors of the newest checkpoint."""
+    return safetensors.torch.load_file(max((Path(folder) / "checkpoints").glob("*.safetensors")))
+
+
+def same_tensors(a, b):
+    """Whether two flat dicts of tensors are equal to the bit."""
+    return a.keys() == b.keys() and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+
+
+def assert_same_result(folder, reference):
+    """Weights, states and records of two runs are equal to the bit."""
+    assert records(folder) == records(reference)
+    assert max(p.name for p in Path(folder).glob("checkpoints/*")) == max(
+        p.name for p in Path(reference).glob("checkpoints/*")
+    )
+    assert same_tensors(last_tensors(folder), last_tensors(reference))
