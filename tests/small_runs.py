@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import safetensors.torch
 import torch
+from torch import nn
 
 import bespoke
 from bespoke.cli import main
@@ -105,3 +107,46 @@ def assert_same_result(folder, reference):
         p.name for p in Path(reference).glob("checkpoints/*")
     )
     assert same_tensors(last_tensors(folder), last_tensors(reference))
+
+
+# --- one's own data and model ---
+
+CLASSES, DIM = 3, 5
+
+
+class Net(nn.Module):
+    """A body and a head named ``fc``."""
+
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.first = nn.Linear(DIM, hidden)
+        self.fc = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.first(x)))
+
+
+def arrays(clients=4, rows=30, seed=0):
+    """Clients that call the same blobs by other names: a case for models of their own."""
+    draw = np.random.default_rng(seed)
+    means = 3 * draw.standard_normal((CLASSES, DIM))
+    out = []
+    for i in range(clients):
+        kind = np.arange(rows) % CLASSES
+        x = means[kind] + 0.5 * draw.standard_normal((rows, DIM))
+        out.append((x.astype(np.float32), (kind + i) % CLASSES))
+    return out
+
+
+def federated(clients=None, model=None, head="fc", algorithm="fedavg", **settings):
+    """``bespoke.federate`` with something for everything."""
+    model = model or seeded(Net)
+    clients = arrays() if clients is None else clients
+    return bespoke.federate(clients, model, head, algorithm, **({"rounds": 2, "lr": 0.1} | settings))
+
+
+def seeded(build, *args):
+    """A module with weights that are the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build(*args)

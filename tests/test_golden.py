@@ -233,7 +233,9 @@ def differences(case, variant, backend, twist=""):
         x = given.x_test[client]
         with torch.no_grad():
             logits = task().logits(personal, torch.from_numpy(x)).numpy()
-        worst["logits"] = max(worst["logits"], float(np.abs(logits - reference.logits(want.personal[-1][client], x)).max()))
+        worst["logits"] = max(
+            worst["logits"], float(np.abs(logits - reference.logits(want.personal[-1][client], x)).max())
+        )
     return worst
 
 

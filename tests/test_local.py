@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, final
 
 import pytest
@@ -54,7 +55,7 @@ def pool(sizes=SIZES, numbered=False):
         x = torch.arange(total, dtype=torch.float64)[:, None].expand(total, INPUTS).contiguous()
     y = (rng.uniform(rng.key(2), (total,)) * CLASSES).long()
     ends = [1, *(torch.tensor(sizes).cumsum(0) + 1).tolist()]
-    lists = [list(range(a, b))[::-1] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    lists = [list(range(a, b))[::-1] for a, b in pairwise(ends)]
     train, none = Rows.of(lists), Rows.of([[]] * len(sizes))
     return Pool(x, y, train, none, none, CLASSES, len(sizes), tuple(map(str, range(len(sizes)))))
 
@@ -827,7 +828,9 @@ def test_refusal_reaches_the_caller(backend):
         return local.sgd(lambda p, batch: local_task.loss(p, batch) + tree.sq_dist(p, anchor), anchor)
 
     local_task = task()
-    with pytest.raises(TypeError, match=r"the loss closes over the tensor 'anchor'.*local\.sgd\(loss, params, anchor\)"):
+    with pytest.raises(
+        TypeError, match=r"the loss closes over the tensor 'anchor'.*local\.sgd\(loss, params, anchor\)"
+    ):
         emit(work, backend, Training(), down={"model": params()})
 
 

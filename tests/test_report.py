@@ -407,3 +407,15 @@ def test_charts_that_cannot_be_drawn_are_refused(tmp_path):
     with pytest.raises(UserError, match="no run evaluated several rounds"):
         curves([tmp_path], tmp_path / "curve.png")
     assert not list(tmp_path.glob("*.*"))
+
+
+def test_the_runs_own_select_is_the_default(tmp_path):
+    counts = {1: [(0, 9, 10), (0, 1, 1, VAL)], 2: [(0, 5, 10), (0, 0, 1, VAL)]}
+    wish = '[evaluation]\nselect = "best_val"'
+    fake_run(tmp_path / "a", counts, "fedavg", settings=wish)
+    fake_run(tmp_path / "b", counts, "ditto", settings=wish)
+    assert compare(tmp_path).select == "best_val"
+    assert compare(tmp_path).rows[0].pooled.mean == 0.9
+    assert compare(tmp_path, select="last").rows[0].pooled.mean == 0.5
+    fake_run(tmp_path / "c", counts, "local")
+    assert compare(tmp_path).select == "last"  # the runs disagree

@@ -227,35 +227,26 @@ def federate(
     unknown = sorted(training.keys() - known)
     if unknown:
         raise UserError(f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}")
-    settings = Training(**training)
+    experiment = Experiment(
+        algorithm=algorithm, training=Training(**training), evaluation=Evaluation(every=evaluate_every), seed=seed
+    )
     pool = from_arrays(
         clients,
         test=test,
         validation=validation,
         new_clients=new_clients,
         seed=seed,
-        skip_empty=settings.skip_empty,
+        skip_empty=experiment.training.skip_empty,
     )
     task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, pick_device(device), torch.get_default_dtype())
-    experiment = Experiment(
+    experiment = replace(
+        experiment,
         data=DataSettings("arrays", _data_digest(pool), test=test, validation=validation, new_clients=new_clients),
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
-        algorithm=algorithm,
-        training=settings,
-        evaluation=Evaluation(every=evaluate_every),
-        seed=seed,
     )
-    _check_model(task, _ready(pool, task, pool.x[pool.train.client(0)[:4]]))
+    task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     federation = _assemble(experiment, pool, task, _initial(task, seed), backend, callbacks)
     return _run(experiment, federation, pool, out, backend, resume, 10, lambda: False, {})
-
-
-def _check_model(task: Task, x: Tensor) -> None:
-    try:
-        task.check(x)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"the model cannot take examples of shape {tuple(x.shape)}, {x.dtype}: {reason}") from None
 
 
 def _digest(*parts: Any) -> str:
@@ -294,7 +285,7 @@ def _run(
 ) -> Run:
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
-    folder = RunFolder.create(_temporary(federation) if out is None else out)
+    folder = _temporary_folder() if out is None else RunFolder.create(out)
     first, server, notes = 1, None, list[str]()
     if folder.holds_run():
         if not resume:
@@ -326,10 +317,10 @@ def _run(
     return done
 
 
-def _temporary(federation: Federation) -> str:
-    """A folder that is removed when the federation is no longer in use."""
-    folder = tempfile.mkdtemp(prefix="bespoke-")
-    weakref.finalize(federation, shutil.rmtree, folder, ignore_errors=True)
+def _temporary_folder() -> RunFolder:
+    """A folder that is removed when nobody holds it any longer."""
+    folder = RunFolder.create(tempfile.mkdtemp(prefix="bespoke-"))
+    weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
     return folder
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bespoke.clients.base import Clients, Evaluated, Trained
+from bespoke.clients.protocol import Clients, Evaluated, Trained
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import Training, knob
@@ -225,7 +225,7 @@ class _Clock:
     """Seconds by phase of a round."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds = {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0}  # as in timing.jsonl
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> float:

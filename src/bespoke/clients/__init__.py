@@ -1,7 +1,8 @@
 """Ways to reach clients: one after another, a cohort at once, and later over a network."""
 
-from bespoke.clients.base import Clients, Evaluated, Simulated, Trained
 from bespoke.clients.batched import BatchedClients
 from bespoke.clients.loop import LoopClients
+from bespoke.clients.protocol import Clients, Evaluated, Trained
+from bespoke.clients.simulated import Simulated
 
 __all__ = ["BatchedClients", "Clients", "Evaluated", "LoopClients", "Simulated", "Trained"]

@@ -25,20 +25,26 @@ Chosen = dict[str, dict[int, tuple[int, Counts]]]  # label -> seed -> (round, it
 def compare(
     paths: Paths,
     baseline: str | None = None,
-    select: str = "last",
+    select: str | None = None,
     view: str | None = None,
     group: str = "all",
 ) -> Comparison:
     """Compares the runs at `paths`: run folders, or folders that hold them one or two levels below.
 
     `baseline` is the label that the other rows are paired with (default `fedavg`, else the first), `select`
-    the round that counts (`last`, `best_val`, `best_test`), `view` the prediction that counts (default: each
+    the round that counts (`last`, `best_val`, `best_test`; default: what the runs' `[evaluation] select` says,
+    `last` where they disagree), `view` the prediction that counts (default: each
     method's headline), `group` the clients: `all` (the training population), `train`, `unseen` or `new`.
     """
+    groups, warnings = group_runs(paths)
+    if select is None:
+        wanted = {
+            r.config.get("evaluation", {}).get("select", "last") for runs in groups.values() for r in runs.values()
+        }
+        select = wanted.pop() if len(wanted) == 1 else "last"
     for name, value, allowed in (("select", select, SELECTIONS), ("group", group, tuple(GROUPS))):
         if value not in allowed:
             raise UserError(f"unknown {name} {value!r}; use one of {', '.join(allowed)}")
-    groups, warnings = group_runs(paths)
     averaged = [label for label, runs in groups.items() if next(iter(runs.values())).algorithm == "fedavg"]
     baseline = baseline or next(iter([*averaged, *groups]))
     if baseline not in groups:

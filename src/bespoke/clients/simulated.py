@@ -1,17 +1,18 @@
-"""The two-call protocol by which a server reaches clients, and what all simulated clients share."""
+"""Clients that live in this process: what one of them does, whatever way they are run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
-from bespoke.core.data import Data, Pool
+from bespoke.core.data import Data, Pool, Rows
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
@@ -24,50 +25,30 @@ ClientFunction = Callable[[Local, dict[str, Data], Tree, Tree], Tree]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The answer to :meth:`Clients.train`."""
+class Call:
+    """A function to run on several clients, and what they need for it."""
 
-    uploads: Uploads  # of those who answered soundly
-    refused: dict[int, str] = field(default_factory=dict)
-    logged: dict[str, list[float]] = field(default_factory=dict)  # by name, aligned with uploads.clients
+    fn: ClientFunction
+    clients: Sequence[int]
+    purpose: int  # the stream that the clients' keys come from
+    round: int
+    shared: Tree
+    own: Tree  # leaves (K, ...)
+    held_out: bool = False  # whether ``fn`` is given test and validation rows
+    width: int | None = None  # pad the train rows to so many; None = as is best
+
+    def part(self, places: Sequence[int]) -> "Call":
+        """The same call for some of the clients, by their places in the list."""
+        index = torch.tensor(list(places), dtype=torch.int64)
+        return replace(self, clients=[self.clients[i] for i in places], own=tree.take(self.own, index))
+
+
+class Mapped(NamedTuple):
+    """What came of a call."""
+
+    tree: Tree  # leaves (K, ...), in the order of the call's clients
     padding_waste: float = 0.0
     host_breaks: int = 0
-
-
-class Evaluated(NamedTuple):
-    """One client's counts for one split and one named prediction."""
-
-    client: int
-    split: str
-    view: str
-    correct: int
-    total: int
-    loss_sum: float
-    logged: dict[str, float]
-
-
-class Clients(Protocol):
-    """How a server reaches its clients. ``shared`` goes to all, ``own`` (leaves (K, ...)) to each."""
-
-    def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
-        """Let each client do one round of local work; states change only for accepted uploads."""
-        ...
-
-    def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
-        """Personalise and count on each client's own held-out rows; no state changes."""
-        ...
-
-    def took_part(self, client: int) -> bool:
-        """Whether an upload of this client was ever accepted."""
-        ...
-
-    def states(self) -> dict[int, Tree]:
-        """The stored states by client, for a checkpoint."""
-        ...
-
-    def restore(self, states: dict[int, Tree]) -> None:
-        """Replace the stored states."""
-        ...
 
 
 class Simulated(ABC):
@@ -103,7 +84,7 @@ class Simulated(ABC):
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Run ``client_update`` for each client."""
-        out, padding, breaks = self._map(self._update, clients, rng.TRAIN, round, shared, own)
+        out, padding, breaks = self._map(Call(self._update, clients, rng.TRAIN, round, shared, own))
         count = len(clients)
         sound_up, sound_state = (
             tree.finite(out["up"], count).tolist(),
@@ -136,15 +117,11 @@ class Simulated(ABC):
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Run ``personalize`` and ``predict`` for each client, after ``adapt`` for those that never took part."""
         rows: dict[int, list[Evaluated]] = {}
-        for seen in (True, False):
+        for seen, work in ((True, self._count), (False, self._adapt_and_count)):
             places = [i for i, c in enumerate(clients) if self.took_part(c) == seen]
-            if not places:
-                continue
-            group = [clients[i] for i in places]
-            part = tree.take(own, torch.tensor(places, device=self.root.device))
-            work = self._count if seen else self._adapt_and_count
-            out, _, _ = self._map(work, group, rng.EVAL, round, shared, part, held_out=True)
-            rows |= self._rows(group, out)
+            if places:
+                call = Call(work, clients, rng.EVAL, round, shared, own, held_out=True).part(places)
+                rows |= self._rows(call.clients, self._map(call).tree)
         return [row for c in clients for row in rows[c]]
 
     def took_part(self, client: int) -> bool:
@@ -164,24 +141,17 @@ class Simulated(ABC):
     def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
         width = max(self.pool.train.sizes[c] for c in clients)
-        return self._map(
-            lambda local, _, state, down: fn(local, state, down),
-            clients,
-            rng.EVAL,
-            0,
-            shared,
-            own,
-            width=width,
-        )[0]
+        work: ClientFunction = lambda local, _, state, down: fn(local, state, down)  # noqa: E731
+        return self._map(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
         """The personal models themselves, one tree a client: for saving and for use outside."""
-        models: dict[int, Tree] = {}
+        models = []
         for i, client in enumerate(clients):  # one at a time, so that only the results lie in memory
-            part = tree.take(own, torch.tensor([i], device=self.root.device))
             work = self._personal if self.took_part(client) else self._adapted_personal
-            models[client] = tree.unstack(self._map(work, [client], rng.EVAL, round, shared, part)[0], 1)[0]
-        return [models[c] for c in clients]
+            call = Call(work, clients, rng.EVAL, round, shared, own).part([i])
+            models += tree.unstack(self._map(call).tree, 1)
+        return models
 
     # --- one client's work --------------------------------------------------------------------------------------
 
@@ -193,7 +163,7 @@ class Simulated(ABC):
         return {"state": new, "up": up, "moments": local.moments, "logged": local.logged}
 
     def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
-        training = replace(local.training, epochs=self.adapt_epochs) if self.adapt_epochs else local.training
+        training = replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training
         rounds = torch.full_like(local.rounds, self.adapt_rounds)
         moments: Tree = {}
         for r in range(self.adapt_rounds):
@@ -250,7 +220,7 @@ class Simulated(ABC):
         logged = {name: values.tolist() for name, values in out["logged"].items()}
         rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
         for split, views in out["counts"].items():
-            sizes = self._held_out()[split].sizes
+            sizes = self.held_out()[split].sizes
             for view, counts in views.items():
                 correct, loss_sum = counts["correct"].tolist(), counts["loss_sum"].tolist()
                 for i, c in enumerate(clients):
@@ -260,11 +230,12 @@ class Simulated(ABC):
 
     # --- preparing the call -------------------------------------------------------------------------------------
 
-    def _held_out(self) -> dict[str, Any]:
+    def held_out(self) -> dict[str, Rows]:
+        """The splits that have rows at all, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
         return {name: rows for name, rows in splits.items() if any(rows.sizes)}
 
-    def _stored(self, client: int) -> Tree:
+    def stored(self, client: int) -> Tree:
         """A client's state and moments: stored ones, or the first ones of a client that never took part."""
         if client in self._states:
             return self._states[client]
@@ -272,7 +243,8 @@ class Simulated(ABC):
         state = self.algorithm.client_init(self.task, self.params, torch.tensor(known, device=self.root.device))
         return {"state": state, "moments": self._moments_like or {}}
 
-    def _desk(self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool) -> Local:
+    def desk(self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool) -> Local:
+        """The desk of a client, or of a block of clients with these sizes inside vmap."""
         device, lr = self.root.device, self.training.lr * self.training.lr_factor(max(round, 1))
         return Local(
             task=self.task,
@@ -288,21 +260,11 @@ class Simulated(ABC):
             moments=moments,
         )
 
-    def _data(self, rows: Tensor, n: Tensor, extra: Tree) -> Data:
+    def data(self, rows: Tensor, n: Tensor, extra: Tree) -> Data:
+        """What a client sees of the pool through its rows (width,)."""
         pool = self.pool
         return Data(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
 
     @abstractmethod
-    def _map(
-        self,
-        fn: ClientFunction,
-        clients: Sequence[int],
-        purpose: int,
-        round: int,
-        shared: Tree,
-        own: Tree,
-        *,
-        held_out: bool = False,
-        width: int | None = None,
-    ) -> tuple[Tree, float, int]:
-        """Run ``fn`` for each client: its results stacked in the order given, padding waste, host breaks."""
+    def _map(self, call: Call) -> Mapped:
+        """Run a function on each client and stack the results."""
