@@ -415,10 +415,10 @@ def test_views_splits_and_unsound_predictions(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_many_test_rows_are_scored_in_chunks(backend, monkeypatch):
-    from bespoke.clients import base
+    from bespoke.clients import simulated
 
     whole = make(backend, Toy()).evaluate(1, EVERYONE, {"model": params()}, {})
-    monkeypatch.setattr(base, "TEST_CHUNK", 2)
+    monkeypatch.setattr(simulated, "TEST_CHUNK", 2)
     pieces = make(backend, Toy()).evaluate(1, EVERYONE, {"model": params()}, {})
     assert [e[:5] for e in pieces] == [e[:5] for e in whole]
     assert [e.loss_sum for e in pieces] == pytest.approx([e.loss_sum for e in whole], abs=1e-12)
@@ -469,6 +469,40 @@ def test_adaptation_is_for_those_who_never_took_part(backend, rounds, training, 
         else:
             assert (passes, taken) == (rounds, rounds * steps[client])
             assert last == [rounds, rounds]  # the schedule of the adaptation is its own
+
+
+@final
+@dataclass(frozen=True)
+class Listening(Algorithm):
+    """Its state is the key and the learning rate of every pass of adaptation."""
+
+    def client_init(self, task, params, client):
+        return {"keys": torch.zeros(3, 2, dtype=torch.int64), "rates": torch.zeros(3, dtype=torch.float64)}
+
+    def client_update(self, local, state, down):
+        return state, {}
+
+    def adapt(self, local, state, down):
+        here = torch.arange(3) == local.round - 1
+        keys = torch.where(here[:, None], local.key, state["keys"])
+        return {"keys": keys, "rates": torch.where(here, local.lr, state["rates"])}
+
+    def personalize(self, local, state, down):
+        return state | {"main": local.key, "rate": local.lr * torch.ones((), dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_pass_of_adaptation_has_its_own_draws_and_rate(backend):
+    training = Training(rounds=8, lr=0.4, schedule="cosine", lr_final=0.1)
+    clients = make(backend, Listening(), training, adapt_rounds=3)
+    for client, found in enumerate(clients.personal(5, EVERYONE, {}, {})):
+        main = rng.stream(rng.key(7), rng.EVAL, 5, client)
+        assert torch.equal(found["main"], main)
+        passes = [rng.fold_in(rng.fold_in(main, rng.ADAPT), r) for r in range(3)]
+        assert torch.equal(found["keys"], torch.stack(passes))
+        # The schedule starts again and runs over the rounds of adaptation: cos 0, 60 and 120 degrees.
+        assert found["rates"].tolist() == pytest.approx([0.4, 0.1 + 0.3 * 0.75, 0.1 + 0.3 * 0.25])
+        assert found["rate"].item() == pytest.approx(0.25)  # personalize is in round 5 of 8: cos 90 degrees
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

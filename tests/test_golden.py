@@ -497,6 +497,20 @@ def test_the_fixed_point_on_a_quadratic(backend, kind):
         assert (found["body.weight"] - received["body.weight"]).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_pass_keeps_moments_of_its_own(backend):
+    """With a kept optimiser, momentum of one pass never enters another."""
+    settings = training("momentum", keep_optimizer=True)
+    model, body, head = set(start()), set(reference.BODY), set(reference.HEAD)
+    passes = {"fedavg": [model], "fedper": [model], "fedrep": [head, body], "ditto": [model, model]}
+    for name, parts in passes.items():
+        fed = federation(method(name), settings, backend)
+        fed.run(MemoryRecords())
+        for stored in fed.clients.states().values():
+            kept = {tag: set(moments["m"]) for tag, moments in stored["moments"].items()}
+            assert kept == {str(tag): part for tag, part in enumerate(parts)}
+
+
 # --- what crosses the wire ------------------------------------------------------------------------------------
 
 BODY_NUMBERS, HEAD_NUMBERS = HIDDEN * (INPUTS + 1), CLASSES * (HIDDEN + 1)

@@ -50,8 +50,9 @@ class Ditto(Algorithm):
         return local.sgd(tied, v, anchor, epochs=self.personal_epochs or None, tag=1)
 
     def adapt(self, local, state, down):
-        """One personal pass from the current global model."""
-        return {"personal": self._personal_pass(local, down["model"], down["model"])}
+        """A personal pass, the first one from the current global model."""
+        start = tree.where(local.round == 1, down["model"], state["personal"])
+        return {"personal": self._personal_pass(local, start, down["model"])}
 
     def personalize(self, local, state, down):
         """The personal model."""

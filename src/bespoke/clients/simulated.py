@@ -85,34 +85,30 @@ class Simulated(ABC):
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Run ``client_update`` for each client."""
         out, padding, breaks = self._map(Call(self._update, clients, rng.TRAIN, round, shared, own))
-        count = len(clients)
-        sound_up, sound_state = (
-            tree.finite(out["up"], count).tolist(),
-            tree.finite(out["state"], count).tolist(),
-        )
+        count, device = len(clients), self.root.device
+        kept = {"state": out["state"], "moments": out["moments"]}
+        sound = zip(clients, tree.finite(out["up"], count).tolist(), tree.finite(kept, count).tolist(), strict=True)
         refused = {
-            c: f"its {'upload' if not up else 'state'} holds NaN or inf"
-            for c, up, state in zip(clients, sound_up, sound_state, strict=True)
-            if not (up and state)
+            client: f"its {'state' if upload_sound else 'upload'} holds NaN or inf"
+            for client, upload_sound, state_sound in sound
+            if not (upload_sound and state_sound)
         }
-        accepted = [i for i, c in enumerate(clients) if c not in refused]
-        states = tree.unstack({"state": out["state"], "moments": out["moments"]}, count)
-        for i in accepted:
-            self._states[clients[i]] = states[i]
-        if accepted and self._moments_like is None:
-            self._moments_like = tree.zeros_like(states[accepted[0]]["moments"])
-        index = torch.tensor(accepted, dtype=torch.int64, device=self.root.device)
-        ids = torch.tensor([clients[i] for i in accepted], dtype=torch.int64, device=self.root.device)
-        weights = torch.tensor(
-            [
-                float(self.pool.train.sizes[clients[i]]) if self.training.weighting == "samples" else 1.0
-                for i in accepted
-            ],
-            dtype=torch.float64,
-            device=self.root.device,
+        places = [i for i, c in enumerate(clients) if c not in refused]
+        accepted = [clients[i] for i in places]
+        states = tree.unstack(kept, count)
+        self._states |= {clients[i]: states[i] for i in places}
+        if places and self._moments_like is None:
+            self._moments_like = tree.zeros_like(states[places[0]]["moments"])
+        by_rows = self.training.weighting == "samples"
+        weights = [float(self.pool.train.sizes[c]) if by_rows else 1.0 for c in accepted]
+        index = torch.tensor(places, dtype=torch.int64, device=device)
+        uploads = Uploads(
+            tree.take(out["up"], index),
+            torch.tensor(weights, dtype=torch.float64, device=device),
+            torch.tensor(accepted, dtype=torch.int64, device=device),
         )
         logged = {name: values.index_select(0, index).tolist() for name, values in out["logged"].items()}
-        return Trained(Uploads(tree.take(out["up"], index), weights, ids), refused, logged, padding, breaks)
+        return Trained(uploads, refused, logged, padding, breaks)
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Run ``personalize`` and ``predict`` for each client, after ``adapt`` for those that never took part."""
@@ -190,10 +186,11 @@ class Simulated(ABC):
         return self._count(local, held_out, self._adapt(local, state, down), down)
 
     def _personal(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
+        local.moments = {}  # kept moments belong to training
         return self.algorithm.personalize(local, state, down)
 
     def _adapted_personal(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
-        return self.algorithm.personalize(local, self._adapt(local, state, down), down)
+        return self._personal(local, _, self._adapt(local, state, down), down)
 
     def _score(self, local: Local, data: Data, personal: Tree) -> Tree:
         """Counts by view: correct predictions and summed cross entropy. A row with NaN logits is wrong."""

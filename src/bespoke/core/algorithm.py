@@ -67,7 +67,9 @@ class Algorithm:
                 f"{type(self).__name__} uploads {sorted(unknown)}, which the server does not hold: "
                 "aggregate them in the method's own `aggregate`"
             )
-        return server | tree.mean(uploads.tree, uploads.weights)
+        held = {name: server[name] for name in uploads.tree}
+        mean = tree.mean(uploads.tree, uploads.weights)
+        return server | tree.map(lambda _, new: new, held, mean)  # a part of a name's leaves would lose the rest
 
     # --- on one client ------------------------------------------------------------------------------------------
 

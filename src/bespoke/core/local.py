@@ -122,6 +122,8 @@ class Local:
         for t in range(calls):
             group = tuple(next(batches) for _ in range(per_step))
             new = step(carry, group if per_step > 1 else group[0], *consts)
+            if new.keys() != carry.keys():
+                raise ValueError(f"a step was given {sorted(carry)} and must return the same names, not {sorted(new)}")
             active = torch.as_tensor(t < own, device=self.key.device) if idle else None
             if limit is not None:
                 active = t < limit if active is None else active & (t < limit)
@@ -268,7 +270,7 @@ class Local:
         Rows are shuffled, then dealt out class by class.
         """
         width, device = self.data.width, self.key.device
-        order = rng.shuffle(rng.fold_in(rng.fold_in(self.key, tag), 0), width, self.n)
+        order = rng.shuffle(rng.fold_in(rng.fold_in(self.key, tag), -1), width, self.n)  # no epoch's or step's number
         label = torch.where(torch.arange(width, device=device) < self.n, self.data.y[self.data.rows], 2**31)
         by_class = order[label[order].argsort(stable=True)]
         place = by_class.argsort(stable=True)

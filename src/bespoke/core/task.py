@@ -65,12 +65,14 @@ class Task:
     def init(self, key: Tensor) -> Tree:
         """Initial parameters: torch's own init on the CPU, in a generator seeded from ``key`` [2], then moved."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
+            torch.default_generator.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
             module = self._build()
         return {n: p.detach().clone().to(device=self.device, dtype=self.dtype) for n, p in module.named_parameters()}
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """x (B, ...) -> logits (B, C)."""
+        if len(params) != len(self.head_names) + len(self.body_names):
+            raise KeyError(f"the model has {len(self.head_names) + len(self.body_names)} tensors, not {len(params)}")
         return functional_call(self._module, params, (x,), tie_weights=False)
 
     def features(self, params: Tree, x: Tensor) -> Tensor:
