@@ -560,3 +560,57 @@ def test_clients_of_one_to_sixty_four_rows(name):
     for a, b in zip(found["loop"][1], found["batched"][1], strict=True):
         assert a[:5] == b[:5]
         assert a.loss_sum == pytest.approx(b.loss_sum, abs=1e-10)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kept_moments_belong_to_training_and_not_to_personalisation(backend):
+    models = []
+    for keep in (False, True):
+        training = Training(lr=0.2, batch=4, momentum=0.9, keep_optimizer=keep)
+        clients = make(backend, FedAvg(finetune_epochs=2), training)
+        clients.train(1, EVERYONE, {"model": params()}, {})
+        models.append(clients.personal(1, EVERYONE, {"model": params()}, {}))
+    assert max(gap(a, b) for a, b in zip(*models, strict=True)) == 0.0
+    assert "0" in clients._states[0]["moments"]  # there was something to keep
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_moments_that_are_not_finite_are_refused(backend):
+    def update(local, state, down):
+        local.moments = {"0": {"m": down["model"]["head.bias"] / 0.0}}
+        return state, {"model": down["model"]}
+
+    clients = make(backend, Toy(update=update), Training(keep_optimizer=True))
+    trained = clients.train(1, [1, 2], {"model": params()}, {})
+    assert trained.refused == {1: "its state holds NaN or inf", 2: "its state holds NaN or inf"}
+    assert clients.states() == {}
+
+
+def test_ditto_adapts_further_with_more_rounds():
+    def personal(rounds):
+        clients = make("loop", Ditto(lam=0.1), adapt_rounds=rounds)
+        return clients.personal(1, [3], {"model": params()}, {})[0]
+
+    assert gap(personal(1), personal(6)) > 1e-3
+
+
+def test_a_step_must_return_what_it_was_given():
+    def update(local, state, down):
+        local.fold(lambda carry, batch: {"other": carry["sum"]}, {"sum": torch.zeros(())})
+        return state, {}
+
+    with pytest.raises(ValueError, match="must return the same names"):
+        make("loop", Toy(update=update)).train(1, [1], {}, {})
+
+
+def test_a_part_of_a_name_cannot_replace_the_whole():
+    part = {"model": {"head.bias": torch.zeros(1, CLASSES, dtype=torch.float64)}}
+    uploads = Uploads(part, torch.ones(1), torch.tensor([0]))
+    with pytest.raises(ValueError, match="different names"):
+        FedAvg().aggregate(task(), {"model": params()}, uploads, rng.key(0))
+
+
+def test_a_model_with_missing_tensors_does_not_predict():
+    some = {name: value for name, value in params().items() if name != "body.bias"}
+    with pytest.raises(KeyError, match="4 tensors, not 3"):
+        task().logits(some, torch.zeros(1, INPUTS, dtype=torch.float64))
