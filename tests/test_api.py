@@ -80,7 +80,7 @@ def test_a_run_folder_holds_what_is_documented(tmp_path):
     }
     told = run.folder.read_json("environment.json")
     assert told["experiment"] == run.experiment.hash()
-    assert told["backend"] == "batched" and told["device"] == "cpu" and told["torch"] == torch.__version__
+    assert told["backend"] == "loop" and told["device"] == "cpu" and told["torch"] == torch.__version__
     assert run.folder.read_json("summary.json") == run.summary
 
 
@@ -243,6 +243,12 @@ def test_new_clients_and_validation_rows():
     assert len(run.models) == 5
 
 
+def test_a_class_that_no_client_holds():
+    clients = [(x, y % 2) for x, y in arrays()]
+    run = federated(clients, num_classes=CLASSES)
+    assert run.pool.num_classes == CLASSES and run.models["0"].logits(clients[0][0]).shape == (30, CLASSES)
+
+
 def test_uint8_images():
     draw = np.random.default_rng(0)
     clients = [(draw.integers(0, 256, (12, 1, 6, 6), dtype=np.uint8), np.arange(12) % 3) for _ in range(3)]
@@ -350,7 +356,7 @@ def test_a_method_that_cannot_be_mapped_runs_one_client_after_another_and_says_s
         def personalize(self, local, state, down):
             return down["model"] if state.get("never") is None and local.n.item() > 0 else {}
 
-    run = bespoke.run(experiment(Branches(), rounds=1), tmp_path)
+    run = bespoke.run(experiment(Branches(), rounds=1), tmp_path, backend="batched")
     assert len(run.notes) == 1 and "one after another" in run.notes[0]
     assert run.folder.read_json("environment.json")["notes"] == run.notes
     loop = bespoke.run(experiment(Branches(), rounds=1), backend="loop")
@@ -365,3 +371,11 @@ def test_compare_and_summarise_read_what_run_wrote(tmp_path):
     assert [row.label for row in found.rows] == ["fedavg", "fedrep"]
     assert bespoke.summarise(tmp_path / "fedavg")["rounds"] == 3
     assert tree.nbytes({"x": torch.zeros(2)}) == 8
+
+
+def test_the_backend_follows_the_device_unless_one_is_named():
+    assert bespoke.api.pick_backend("auto", torch.device("cpu")) == "loop"
+    assert bespoke.api.pick_backend("auto", torch.device("cuda")) == "batched"
+    assert bespoke.api.pick_backend("batched", torch.device("cpu")) == "batched"
+    with pytest.raises(bespoke.UserError, match="there is no backend 'both': use one of batched, loop or auto"):
+        bespoke.api.pick_backend("both", torch.device("cpu"))

@@ -285,6 +285,12 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("model", [Net, None, "mlp", torch.relu])
+def test_a_model_that_is_no_module(model):
+    with pytest.raises(UserError, match=r"takes a torch module as its model, such as Net\(\), not"):
+        bespoke.federate(arrays(), model, "fc")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_wrong_model_is_refused(name):
     build, head, words = MODELS[name]

@@ -404,7 +404,7 @@ ALL_SETTINGS = [(table, f.name) for table, kind in KINDS.items() for f in datacl
 FREE = {("training", "rounds")} | {pair for pair in ALL_SETTINGS if pair[0] == "evaluation"}
 
 
-@pytest.mark.parametrize(("table", "key"), ALL_SETTINGS, ids=".".join)
+@pytest.mark.parametrize(("table", "key"), ALL_SETTINGS, ids=map(".".join, ALL_SETTINGS))
 def test_the_hash_covers_what_decides_the_result(table, key):
     before = from_tables({"data": {"validation": 0.1}, "evaluation": {"every": 1}}, "here")
     field = next(f for f in dataclasses.fields(KINDS[table]) if f.name == key)

@@ -10,6 +10,7 @@ import torch
 from small_runs import experiment
 
 import bespoke
+from bespoke import federation
 from bespoke.api import run as run_experiment
 from bespoke.core import rng, tree
 from bespoke.errors import UserError
@@ -454,6 +455,15 @@ def test_patience_stops_after_so_many_evaluations_without_a_better_one(monkeypat
     assert scripted(monkeypatch, *curve, patience=3).summary["rounds"] == 8
     assert scripted(monkeypatch, *curve, patience=0, rounds=10).summary["rounds"] == 10
     assert scripted(monkeypatch, *curve, patience=2, every=2).summary["rounds"] == 10  # 0.6, 0.55, 0.9, 0.9, 0.9
+
+
+def test_patience_looks_at_the_training_populations_validation_rows_and_the_headline_alone():
+    def row(correct, split="val", group="train", view="personal"):
+        return {"round": 1, "split": split, "group": group, "view": view, "correct": correct, "total": 10}
+
+    rows = [row(3), row(5, group="unseen"), row(10, group="new"), row(10, view="global"), row(10, split="test")]
+    assert federation._pooled(rows, "val") == 0.4
+    assert federation._pooled([row(3, split="test")], "val") is None
 
 
 def test_three_numbers_that_are_never_mixed(monkeypatch):

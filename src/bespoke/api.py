@@ -121,6 +121,15 @@ class Run:
         return folder
 
 
+def pick_backend(backend: str, device: torch.device) -> str:
+    """``auto`` runs a cohort at once on CUDA, and one client after another on the CPU, where that is never slow."""
+    if backend == "auto":
+        return "batched" if device.type == "cuda" else "loop"
+    if backend not in BACKENDS:
+        raise UserError(f"there is no backend {backend!r}: use one of {', '.join(BACKENDS)} or auto")
+    return backend
+
+
 def pick_device(device: str) -> torch.device:
     """``auto`` is CUDA where there is some, else the CPU."""
     if device == "auto":
@@ -140,10 +149,9 @@ def pick_device(device: str) -> torch.device:
 def _assemble(
     experiment: Experiment, pool: Pool, task: Task, params: Tree, backend: str, callbacks: Sequence[Any]
 ) -> Federation:
-    if backend not in BACKENDS:
-        raise UserError(f"there is no backend {backend!r}: use one of {', '.join(BACKENDS)}")
+    task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     evaluation = experiment.evaluation
-    clients = BACKENDS[backend](
+    clients = BACKENDS[pick_backend(backend, task.device)](
         experiment.method,
         task,
         params,
@@ -175,7 +183,7 @@ def run(
     experiment: Experiment | str | Path,
     out: str | Path | None = None,
     *,
-    backend: str = "batched",
+    backend: str = "auto",
     device: str = "auto",
     resume: bool = False,
     callbacks: Sequence[Callable[[Event], None]] = (),
@@ -196,7 +204,7 @@ def run(
     shape = tuple(pool.x.shape[1:])
     task = build_task(experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype())
     federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, callbacks)
-    return _run(experiment, federation, pool, out, backend, resume, checkpoint_every, stop, about or {})
+    return _run(experiment, federation, pool, out, resume, checkpoint_every, stop, about or {})
 
 
 def federate(
@@ -209,8 +217,9 @@ def federate(
     test: float = 0.2,
     validation: float = 0.0,
     new_clients: int = 0,
+    num_classes: int | None = None,
     out: str | Path | None = None,
-    backend: str = "batched",
+    backend: str = "auto",
     device: str = "auto",
     resume: bool = False,
     evaluate_every: int = 0,
@@ -222,7 +231,10 @@ def federate(
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
     ``model`` any module whose sub-module ``head`` maps features to logits, its weights being the common
     start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
+    ``num_classes`` defaults to the largest label plus one.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
     known = {f for f in Training.__dataclass_fields__}
     unknown = sorted(training.keys() - known)
     if unknown:
@@ -235,18 +247,25 @@ def federate(
         test=test,
         validation=validation,
         new_clients=new_clients,
+        num_classes=num_classes,
         seed=seed,
         skip_empty=experiment.training.skip_empty,
     )
     task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, pick_device(device), torch.get_default_dtype())
     experiment = replace(
         experiment,
-        data=DataSettings("arrays", _data_digest(pool), test=test, validation=validation, new_clients=new_clients),
+        data=DataSettings(
+            "arrays",
+            _data_digest(pool),
+            test=test,
+            validation=validation,
+            new_clients=new_clients,
+            num_classes=pool.num_classes,
+        ),
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
     )
-    task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     federation = _assemble(experiment, pool, task, _initial(task, seed), backend, callbacks)
-    return _run(experiment, federation, pool, out, backend, resume, 10, lambda: False, {})
+    return _run(experiment, federation, pool, out, resume, 10, lambda: False, {})
 
 
 def _digest(*parts: Any) -> str:
@@ -277,7 +296,6 @@ def _run(
     federation: Federation,
     pool: Pool,
     out: str | Path | None,
-    backend: str,
     resume: bool,
     checkpoint_every: int,
     stop: Callable[[], bool],
@@ -299,7 +317,7 @@ def _run(
         folder.truncate(found.offsets if found else dict.fromkeys(folder.offsets(), 0))
     write_atomic(folder.path / "config.toml", experiment.toml())
     folder.write_json("federation.json", _describe(pool))
-    environment = _environment(federation, backend, experiment) | about
+    environment = _environment(federation, experiment) | about
     folder.write_json("environment.json", environment | {"notes": notes})
 
     def checkpoint(round: int, server: Tree) -> None:
@@ -386,7 +404,7 @@ def _describe(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _environment(federation: Federation, backend: str, experiment: Experiment) -> dict[str, Any]:
+def _environment(federation: Federation, experiment: Experiment) -> dict[str, Any]:
     device = federation.task.device
     return {
         "bespoke": __version__,
@@ -398,7 +416,7 @@ def _environment(federation: Federation, backend: str, experiment: Experiment) -
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "dtype": str(federation.task.dtype).removeprefix("torch."),
-        "backend": backend,
+        "backend": getattr(federation.clients, "name", "unknown"),
     }
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
 from bespoke._version import __version__
@@ -28,7 +29,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     try:
-        app(_spread_seeds(sys.argv[1:]))
+        code = app(_spread_seeds(sys.argv[1:]), standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "bespoke"
+        unknown = "No such option" in error.format_message() and command.endswith(" run")
+        hint = "; a setting of the experiment is changed with --set" if unknown else ""
+        print(f"bespoke: {error.format_message().rstrip('.')} (see {command} --help{hint})", file=sys.stderr)
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(130)
     except UserError as error:
         print(f"bespoke: {error}", file=sys.stderr)
         sys.exit(2)
@@ -77,8 +91,8 @@ def run(
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="batched: a cohort at once. loop: one client after another.")
-    ] = "batched",
+        str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as the device likes.")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
@@ -86,14 +100,19 @@ def run(
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; clients' batches are small, so 1 is fast.")] = 1,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Also send the numbers to tensorboard, wandb or mlflow; may be repeated.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment and record it in a folder."""
-    from bespoke import api
+    from bespoke import api, loggers
     from bespoke.experiment import load
     from bespoke.records import RunFolder
 
+    _use_threads(threads)
     if seed is not None and seeds:
         raise UserError("give --seed or --seeds, not both")
     results = []
@@ -103,6 +122,7 @@ def run(
         folder = _folder(experiment, loaded, out, bool(seeds))
         if resume and not RunFolder(folder).holds_run():
             print(f"note: {folder} holds no run to go on with; starting one", file=sys.stderr)
+        trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in log or ()]
         with _progress(loaded, quiet or as_json) as (callback, stopped):
             done = api.run(
                 loaded,
@@ -110,7 +130,7 @@ def run(
                 backend=backend,
                 device=device,
                 resume=resume,
-                callbacks=[callback],
+                callbacks=[callback, *trackers],
                 checkpoint_every=checkpoint_every,
                 stop=stopped,
                 about={"settings_from": source},
@@ -130,6 +150,13 @@ def run(
     if as_json:
         summaries = [done.summary | {"folder": str(folder), "seed": done.experiment.seed} for done, folder in results]
         print(json.dumps(summaries if seeds else summaries[0], indent=2))
+
+
+def _use_threads(threads: int) -> None:
+    """Several threads on small batches mostly wait for each other; one also gives the same bits on every machine."""
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path:
@@ -278,13 +305,13 @@ def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> Non
     if as_json:
         print(json.dumps(comparison.as_dict(), indent=2))
     elif markdown:
-        print(comparison.markdown())
+        print(comparison.markdown(), end="")
     elif sys.stdout.isatty():
         from rich.console import Console
 
         Console().print(comparison.table())
     else:
-        print(comparison.text())
+        print(comparison.text(), end="")
 
 
 @app.command("list")
@@ -360,6 +387,7 @@ def demo(
 
     from bespoke import demo as demonstration
 
+    _use_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     try:
         comparison, chart = demonstration.run(folder, lambda experiment: _progress(experiment, quiet))

@@ -121,8 +121,10 @@ def find(name: str) -> Path:
     named = shipped()
     if name in named:
         return named[name]
+    meant = [file for file in (f"{name}.toml", f"{name}/config.toml") if Path(file).is_file()]
+    hint = f" (did you mean {meant[0]!r}?)" if meant else _closest(name, named)
     raise UserError(
-        f"there is no experiment file {name!r} and no shipped experiment of that name{_closest(name, named)}; "
+        f"there is no experiment file {name!r} and no shipped experiment of that name{hint}; "
         f"shipped are {', '.join(named)}"
     )
 

@@ -71,7 +71,7 @@ class Local:
     def log(self, **scalars: Tensor | float) -> None:
         """Put 0-d values on the client's row of the record; they are not part of the upload."""
         for name, value in scalars.items():
-            value = torch.as_tensor(value, dtype=self.task.dtype, device=self.key.device)
+            value = torch.as_tensor(value, dtype=torch.float64, device=self.key.device)  # exact for counts of bytes
             self.logged[name] = value.detach()
 
     # --- the one loop -------------------------------------------------------------------------------------------

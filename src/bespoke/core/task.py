@@ -106,13 +106,14 @@ class Task:
         head = self._prefix[:-1]
         try:
             logits, again = self.logits(params, x), self.logits(params, x)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:  # an index: of a token that has no vector
             reason = str(error).splitlines()[0]
             raise UserError(f"the model cannot take examples of shape {tuple(x.shape[1:])}: {reason}") from error
         if logits.shape != (len(x), self.num_classes):
             raise UserError(
                 f"the model gives outputs of shape {tuple(logits.shape)} for {len(x)} examples, "
-                f"but the data has {self.num_classes} classes: make it give ({len(x)}, {self.num_classes})"
+                f"but the data has {self.num_classes} classes (the largest label plus one, unless num_classes "
+                f"says otherwise): make it give ({len(x)}, {self.num_classes})"
             )
         if not torch.equal(logits, again):
             raise UserError("the model gives other outputs when asked twice (dropout?): make it deterministic")

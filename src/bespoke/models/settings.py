@@ -7,9 +7,24 @@ from bespoke.core.settings import knob
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The ``[model]`` table."""
+    """The ``[model]`` table. What is left empty, or 0, is the model's own choice."""
 
     name: str = knob("cnn", "model")
-    norm: str = knob("none", "normalisation layers: none, group, instance or layer")
-    hidden: int = knob(64, "mlp, cnn: units of the hidden layer, which are the features", low=1)
-    width: int = knob(16, "cnn: channels of the first convolution; the second has twice as many", low=1)
+    norm: str = knob("", "normalisation layers: none, group, instance, layer or per_group; empty = the model's own")
+    hidden: int = knob(0, "units of the hidden layer, which are the features; 0 = the model's own", low=0)
+    width: int = knob(0, "channels of the first convolution; 0 = the model's own", low=0)
+    stem: str = knob(
+        "",
+        "first convolution of a ResNet: imagenet is 7x7, stride 2, with a max-pool, cifar is 3x3, stride 1, without; "
+        "empty = the model's own",
+        choices=("", "imagenet", "cifar"),
+    )
+    stem_pool: bool = knob(False, "put the 3x3 max-pool, stride 2, behind the cifar stem too")
+    final_norm: str = knob(
+        "",
+        "one more normalisation before the head of a ResNet: of the feature vector, or of the maps before they are "
+        "averaged; empty = the model's own",
+        choices=("", "none", "vector", "map"),
+    )
+    vectors: str = knob("", "word vectors for tokens: an .npy file of shape (vocabulary, 300)")
+    vocabulary: int = knob(0, "number of random word vectors, where no file of them is given", low=0)
