@@ -184,7 +184,7 @@ FAULTS = {
     "private_stays_private": (Forgets, "no such name"),
     "evaluation_changes_nothing": (NoisyEvaluation, "second evaluation"),
     "new_client_works": (NewClientsGetNothing, "not finite"),
-    "loss_falls": (NeverLearns, "loss went from"),
+    "learns": (NeverLearns, "an even guess has"),
 }
 
 

@@ -1,5 +1,6 @@
 """From settings, files or arrays to a federation: the splits, the checks, the refusals."""
 
+import dataclasses
 import math
 import zipfile
 
@@ -70,30 +71,55 @@ def test_floors_are_those_of_exact_arithmetic():
 
 def test_cut_is_a_split_of_each_clients_rows():
     lists = [np.arange(0, 63), np.arange(63, 64), np.arange(64, 100)]
-    train, test, val = cut(lists, 0.2, 0.25, 1.0, seed=1)
+    train, test, val = cut(lists, DataSettings(validation=0.25), seed=1)
     for i, own in enumerate(lists):
         assert sorted([*train[i], *test[i], *val[i]]) == own.tolist()
     assert [len(t) for t in test] == [13, 0, 8]
     assert [len(v) for v in val] == [12, 0, 7]  # floor(0.25 * 50), floor(0.25), floor(0.25 * 28)
-    assert cut(lists, 0.2, 0.25, 1.0, seed=2)[1][0].tolist() != test[0].tolist()
+    assert cut(lists, DataSettings(validation=0.25), seed=2)[1][0].tolist() != test[0].tolist()
 
 
 def test_the_draws_of_one_purpose_are_not_those_of_another():
     lists = [np.arange(40)]
-    halves = [cut(lists, 0.5, 0.0, 1.0, 0)[0], cut(lists, 0.0, 0.0, 0.5, 0)[0], cut(lists, 0.0, 0.5, 1.0, 0)[2]]
+    by_test, by_keep = DataSettings(test=0.5), DataSettings(test=0.0, keep=0.5)
+    by_validation = DataSettings(test=0.0, validation=0.5)
+    halves = [cut(lists, by_test, 0)[0], cut(lists, by_keep, 0)[0], cut(lists, by_validation, 0)[2]]
     assert len({tuple(half[0]) for half in halves}) == 3
 
 
 def test_keep_and_validation_leave_the_test_rows_alone():
     lists = [np.arange(50), np.arange(50, 52)]
-    train, test, _ = cut(lists, 0.2, 0.0, 1.0, seed=0)
-    less, same_test, val = cut(lists, 0.2, 0.1, 0.29, seed=0)
+    train, test, _ = cut(lists, DataSettings(), seed=0)
+    less, same_test, val = cut(lists, DataSettings(validation=0.1, keep=0.29), seed=0)
     assert [t.tolist() for t in same_test] == [t.tolist() for t in test]
     kept = set(less[0]) | set(val[0])
     assert kept < set(train[0])
     assert len(kept) == math.floor(0.29 * 40)
     assert len(val[0]) == 1
     assert len(less[1]) == 1  # at least one
+
+
+def test_folds_are_a_split_of_each_clients_rows():
+    lists = [np.arange(0, 23), np.arange(23, 24), np.arange(24, 27)]
+    parts = [cut(lists, DataSettings(folds=5, fold=f), seed=1) for f in range(5)]
+    for i, own in enumerate(lists):
+        for train, test, _ in parts:
+            assert sorted([*train[i], *test[i]]) == own.tolist()
+            assert len(train[i])
+        if len(own) > 1:  # a client with one row trains on it
+            assert sorted(row for _, test, _ in parts for row in test[i]) == own.tolist()
+    assert [len(test[0]) for _, test, _ in parts] == [5, 5, 5, 4, 4]
+    other = cut(lists, DataSettings(folds=5), seed=2)
+    assert other[1][0].tolist() != parts[0][1][0].tolist()
+
+
+def test_one_minibatch_of_train_rows():
+    lists = [np.arange(200), np.arange(200, 240)]
+    train, test, _ = cut(lists, DataSettings(keep_rows=50), seed=0)
+    assert [len(rows) for rows in train] == [50, 32]
+    assert [t.tolist() for t in test] == [t.tolist() for t in cut(lists, DataSettings(), seed=0)[1]]
+    less, _, _ = cut(lists, DataSettings(keep_rows=50, keep=0.25), seed=0)
+    assert [len(rows) for rows in less] == [40, 8]
 
 
 # --- the settings' way --------------------------------------------------------------------------------------
@@ -190,7 +216,7 @@ def test_natural_clients_keep_their_official_test_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"name": "digit"}, "'digit' is none of digits, gaussian, files: did you mean 'digits'"),
+        ({"name": "digit"}, "'digit' is none of digits, gaussian, .*: did you mean 'digits'"),
         ({"name": "zzz"}, "'zzz' is none of digits"),
         ({"alpha": 0.0}, "alpha must be greater than 0, not 0.0"),
         ({"alpha": -0.5}, "alpha must be greater than 0"),
@@ -218,6 +244,80 @@ def test_empty_clients_of_a_partition():
     pool = federate_data(settings, 0, skip_empty=True)
     assert 1 <= pool.num_clients < 12
     assert min(pool.train.sizes) > 0
+
+
+def test_a_share_of_all_rows_is_drawn_first():
+    settings = DataSettings(name="gaussian", rows=400, subsample=0.25, partition="iid", clients=5)
+    pool, found = partitioned(settings, 0)
+    used = np.concatenate(found.lists)
+    assert len(np.unique(used)) == len(used) == 100
+    assert used.max() > 300  # from everywhere
+    assert not np.array_equal(np.sort(used), np.sort(np.concatenate(partitioned(settings, 1)[1].lists)))
+    assert pool.x.shape == (400, 20)
+
+
+def test_a_share_of_official_rows_stays_apart(monkeypatch):
+    monkeypatch.setitem(DATASETS, "official", official)
+    settings = DataSettings(name="official", pool="split", partition="iid", clients=3, subsample=0.5)
+    pool = federate_data(settings, 0)
+    assert len(pool.train.index) + len(pool.test.index) <= 90
+    assert all(row % 6 == 0 for row in pool.test.index.tolist())
+    assert all(row % 6 for row in pool.train.index.tolist())
+
+
+def test_replay_through_the_settings(monkeypatch):
+    monkeypatch.setitem(DATASETS, "official", official)
+    settings = DataSettings(
+        name="official", pool="train+test", partition="dirichlet", clients=5, alpha=0.5, replay=42, min_rows=10
+    )
+    pool, found = partitioned(settings, 0)
+    other, again = partitioned(settings, 99)  # the script's seed counts, not the run's
+    assert found.hash() == again.hash() and same(pool, other)
+    wanted = datasets.replay.replay(np.repeat(np.arange(3), 60), 42, 5, 0.5, 10, 0.2)
+    assert rows(pool, "train") == [own.tolist() for own in wanted.train]
+    assert rows(pool, "test") == [own.tolist() for own in wanted.test]
+    less, _ = partitioned(dataclasses.replace(settings, keep=0.5, keep_rows=9), 0)
+    assert rows(less, "test") == rows(pool, "test")
+    assert all(set(few) < set(own) for few, own in zip(rows(less, "train"), rows(pool, "train"), strict=True))
+    assert max(less.train.sizes) == 9
+
+
+def test_the_hash_knows_the_split():
+    plain = partitioned(DataSettings(clients=4), 0)[1]
+    assert plain.hash() == partitioned(DataSettings(clients=4), 0)[1].hash()
+    changed = [{"test": 0.3}, {"keep": 0.5}, {"folds": 3}, {"folds": 3, "fold": 1}, {"alpha": 0.4}]
+    hashes = {partitioned(DataSettings(clients=4, **change), 0)[1].hash() for change in changed}
+    assert len(hashes | {plain.hash()}) == 6
+
+
+def test_domains_name_their_clients(monkeypatch):
+    y = np.arange(240) % 4
+    domains = Examples(np.zeros((240, 2)), y, 4, domain=np.arange(240) % 2, domain_names=("ink", "chalk"))
+    monkeypatch.setitem(DATASETS, "domains", lambda settings, rng: domains)
+    settings = DataSettings(name="domains", partition="domain", clients=6, new_clients=2, inside="iid")
+    pool = federate_data(settings, 0)
+    assert [name.split("-")[0] for name in pool.names] == ["ink", "ink", "chalk", "chalk", "ink", "chalk"]
+    assert pool.num_clients == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"folds": 1}, "folds = 1, fold = 0: give at least 2 folds"),
+        ({"folds": 5, "fold": 5}, "folds = 5, fold = 5: give at least 2 folds, and one of 0"),
+        ({"replay": 42, "partition": "iid"}, 'replay repeats pFedFDA.* set partition = "dirichlet"'),
+        ({"replay": 42, "balance": False, "partition": "dirichlet"}, "replay repeats pFedFDA's script: leave balance"),
+        ({"replay": 42, "subsample": 0.5, "partition": "dirichlet"}, "subsample, folds and validation off"),
+        ({"pool": "split", "folds": 5}, "folds makes test rows of its own"),
+        ({"pool": "split", "replay": 42, "partition": "dirichlet"}, "replay makes test rows of its own"),
+        ({"partition": "domain", "clients": 6}, "no domains"),
+        ({"partition": "equal_dirichlet", "clients": 6}, "6 clients of 500 rows need more than the 180 rows"),
+    ],
+)
+def test_keys_that_contradict_each_other(monkeypatch, change, sentence):
+    monkeypatch.setitem(DATASETS, "official", official)
+    with pytest.raises(UserError, match=sentence):
+        federate_data(DataSettings(**({"name": "official", "partition": "iid", "clients": 5} | change)), 0)
 
 
 # --- files --------------------------------------------------------------------------------------------------

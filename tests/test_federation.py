@@ -13,6 +13,7 @@ import bespoke
 from bespoke import federation
 from bespoke.api import run as run_experiment
 from bespoke.core import rng, tree
+from bespoke.datasets import Partition
 from bespoke.errors import UserError
 from bespoke.experiment import Experiment
 from bespoke.records import COLUMNS
@@ -443,7 +444,7 @@ def one_class(*script, rounds=12, **evaluation):
 
 def scripted(monkeypatch, *script, **settings):
     spec, pool = one_class(*script, **settings)
-    monkeypatch.setattr("bespoke.api.federate_data", lambda *args, **kwargs: pool)
+    monkeypatch.setattr("bespoke.api.partitioned", lambda *args, **kwargs: (pool, Partition([np.arange(1)])))
     spec = dataclasses.replace(spec, model=bespoke.ModelSettings(name="linear"))
     return run_experiment(spec, backend="loop")
 

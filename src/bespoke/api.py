@@ -28,7 +28,7 @@ from bespoke.core.data import Data, Pool
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
-from bespoke.datasets import federate_data, from_arrays
+from bespoke.datasets import from_arrays, partitioned
 from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.experiment import Experiment, from_tables, load
@@ -48,11 +48,12 @@ class PersonalModel:
     task: Task
     personal: Tree
     pool: Pool
+    client: int
 
     def logits(self, x: Any) -> Tensor:
         """Logits (B, C) for examples x (B, ...) in the form the client's own data has."""
         with torch.no_grad():
-            ready = _ready(self.pool, self.task, torch.as_tensor(x))
+            ready = _ready(self.pool, self.task, torch.as_tensor(x), self.client)
             out = self.algorithm.predict(self.task, self.personal, ready)
         return next(iter(out.values())) if isinstance(out, dict) else out
 
@@ -61,10 +62,10 @@ class PersonalModel:
         return self.logits(x).argmax(dim=-1)
 
 
-def _ready(pool: Pool, task: Task, x: Tensor) -> Tensor:
-    """Raw examples x (B, ...) as the model takes them: transformed, in its type, on its device."""
+def _ready(pool: Pool, task: Task, x: Tensor, client: int = 0) -> Tensor:
+    """Raw examples x (B, ...) as a client's model takes them: transformed, in its type, on its device."""
     rows = torch.arange(len(x), device=task.device)
-    extra = tree.map(lambda t: t[0].to(task.device), pool.extra)
+    extra = tree.map(lambda t: t[client].to(task.device), pool.extra)
     data = Data(x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform)
     return replace(data, dtype=task.dtype).gather(rows, rng.key(0, task.device), train=False)[0]
 
@@ -105,8 +106,8 @@ class Run:
         last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit
         trees = clients.personal(last, everyone, shared, own)
         return {
-            name: PersonalModel(algorithm, task, personal, self.pool)
-            for name, personal in zip(self.pool.names, trees, strict=True)
+            name: PersonalModel(algorithm, task, personal, self.pool, i)
+            for i, (name, personal) in enumerate(zip(self.pool.names, trees, strict=True))
         }
 
     def save_models(self) -> Path:
@@ -200,11 +201,12 @@ def run(
         experiment, _ = load(experiment)
     if not isinstance(experiment, Experiment):
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
-    pool = federate_data(experiment.data, experiment.seed, skip_empty=experiment.training.skip_empty)
+    pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
     task = build_task(experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype())
     federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, callbacks)
-    return _run(experiment, federation, pool, out, resume, checkpoint_every, stop, about or {})
+    described = _describe(pool) | partition.describe()
+    return _run(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})
 
 
 def federate(
@@ -265,7 +267,7 @@ def federate(
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
     )
     federation = _assemble(experiment, pool, task, _initial(task, seed), backend, callbacks)
-    return _run(experiment, federation, pool, out, resume, 10, lambda: False, {})
+    return _run(experiment, federation, pool, _describe(pool), out, resume, 10, lambda: False, {})
 
 
 def _digest(*parts: Any) -> str:
@@ -295,6 +297,7 @@ def _run(
     experiment: Experiment,
     federation: Federation,
     pool: Pool,
+    described: dict[str, Any],
     out: str | Path | None,
     resume: bool,
     checkpoint_every: int,
@@ -316,7 +319,7 @@ def _run(
             federation.clients.restore(found.clients)
         folder.truncate(found.offsets if found else dict.fromkeys(folder.offsets(), 0))
     write_atomic(folder.path / "config.toml", experiment.toml())
-    folder.write_json("federation.json", _describe(pool))
+    folder.write_json("federation.json", described)
     environment = _environment(federation, experiment) | about
     folder.write_json("environment.json", environment | {"notes": notes})
 

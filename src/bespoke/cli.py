@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import click
 import typer
 
+from bespoke import data_cli
 from bespoke._version import __version__
 from bespoke.errors import UserError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_cli.app, name="data")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -160,7 +162,7 @@ def _use_threads(threads: int) -> None:
 
 
 def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path:
-    stem = f"{Path(name).stem}-{experiment.algorithm_name}-seed{experiment.seed}"
+    stem = f"{Path(name).name.removesuffix('.toml')}-{experiment.algorithm_name}-seed{experiment.seed}"
     if out is None:
         return Path("runs") / stem
     return out / stem if several else out

@@ -198,8 +198,8 @@ class Simulated(ABC):
         index = torch.arange(data.width, device=self.root.device)
         real = data.mask()
         with torch.no_grad():
-            for rows in index.split(TEST_CHUNK):
-                x, y = data.gather(rows, local.key, train=False)
+            for i, rows in enumerate(index.split(TEST_CHUNK)):
+                x, y = data.gather(rows, rng.fold_in(rng.fold_in(local.key, -3), i), train=False)
                 predictions = self.algorithm.predict(self.task, personal, x)
                 named = predictions if isinstance(predictions, dict) else {"personal": predictions}
                 for view, logits in named.items():

@@ -18,6 +18,8 @@ from bespoke.core.tree import Tree
 FEATURE_CHUNK = 256
 
 Loss = Callable[..., Tensor]
+Rate = float | tuple[float, float]
+Rates = Rate | dict[str, Rate]
 Step = Callable[..., Tree]
 
 
@@ -187,12 +189,14 @@ class Local:
         *consts: Any,
         epochs: int | None = None,
         steps: int | None = None,
-        lr: float | dict[str, float] | None = None,
+        lr: Rates | None = None,
+        limit: Tensor | None = None,
         tag: int = 0,
     ) -> Tree:
         """Minimise ``loss(params, batch, *consts) -> 0-d`` over minibatches with the configured optimiser.
 
-        ``lr`` replaces the base learning rate (the schedule still applies), for all or by top-level name.
+        ``lr`` replaces the base learning rate, for all or by top-level name; the schedule still applies, and a pair
+        is the rate at the schedule's start and end. ``limit`` (0-d) may end this client earlier.
         The optimiser starts fresh at each call unless ``keep_optimizer`` is set; then its moments stay on
         the client, by tag. Logs the mean loss over the rows seen.
         """
@@ -219,13 +223,13 @@ class Local:
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
         carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero}
-        carry = self._fold(step, carry, (rates, *consts), epochs, steps, None, 1, tag)
+        carry = self._fold(step, carry, (rates, *consts), epochs, steps, limit, 1, tag)
         if training.keep_optimizer:
             self.moments = {**self.moments, slot: carry["moments"]}
         self.log(**{f"loss_{tag}" if tag else "loss": carry["loss"] / carry["rows"].clamp(min=1.0)})
         return carry["params"]
 
-    def _rates(self, params: Tree, lr: float | dict[str, float] | None) -> Any:
+    def _rates(self, params: Tree, lr: Rates | None) -> Any:
         """The learning rate, one for all leaves or one for each: numbers outside vmap, 0-d tensors inside."""
         base = self.training.lr
         if isinstance(lr, dict):
@@ -233,7 +237,13 @@ class Local:
                 raise ValueError(f"lr names {sorted(lr)}, but the parameters are {sorted(params)}")
             wanted = [lr[name] for name in params for _ in tree.leaves({name: params[name]})]
             return [self._rates({}, r) for r in wanted]
-        rate = self.lr if lr is None else self.lr * (lr / base)
+        if isinstance(lr, tuple) and self.training.schedule == "cosine":
+            floor = self.training.lr_final / base
+            left = (self.lr / base - floor) / (1.0 - floor) if floor < 1.0 else torch.ones_like(self.lr)
+            rate = lr[1] + (lr[0] - lr[1]) * left
+        else:
+            start = lr[0] if isinstance(lr, tuple) else lr
+            rate = self.lr if start is None else self.lr * (start / base)
         return rate if self.mapped else rate.item()
 
     def finetune(self, params: Tree, epochs: int, part: str = "all", tag: int = 0) -> Tree:
@@ -259,8 +269,9 @@ class Local:
         index = torch.arange(self.data.width, device=self.key.device)
         parts = []
         with torch.no_grad():
-            for rows in index.split(FEATURE_CHUNK):
-                x, y = self.data.gather(rows, self.key, train=False)
+            for i, rows in enumerate(index.split(FEATURE_CHUNK)):
+                key = rng.fold_in(rng.fold_in(self.key, -2), i)  # tags are not negative
+                x, y = self.data.gather(rows, key, train=False)
                 parts.append((self.task.features(params, x), y))
         return Features(torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts]), self.data.mask())
 

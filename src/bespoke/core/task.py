@@ -62,6 +62,16 @@ class Task:
         norms = {m for m, layer in self._module.named_modules() if isinstance(layer, _NORMS)}
         self.norm_names = tuple(n for n in names if n.rpartition(".")[0] in norms)
 
+    @property
+    def feature_dim(self) -> int:
+        """d, the number of features that enter the head."""
+        if not isinstance(self._head, nn.Linear):
+            raise UserError(
+                f"this method replaces the head by one of its own, so the head {self._prefix[:-1]!r} must be an "
+                f"nn.Linear, not {type(self._head).__name__}"
+            )
+        return self._head.in_features
+
     def init(self, key: Tensor) -> Tree:
         """Initial parameters: torch's own init on the CPU, in a generator seeded from ``key`` [2], then moved."""
         with torch.random.fork_rng(devices=[]):
@@ -97,7 +107,12 @@ class Task:
         return {n: params[n] for n in self.body_names}
 
     def norm(self, params: Tree) -> Tree:
-        """Scale and shift of the normalisation layers."""
+        """Scale and shift of the normalisation layers; a model without any is refused."""
+        if not self.norm_names:
+            raise UserError(
+                "this method works on the scales and shifts of normalisation layers, and the model has none: "
+                'set [model] norm = "group", or use a model that has such layers'
+            )
         return {n: params[n] for n in self.norm_names}
 
     def check(self, x: Tensor) -> None:

@@ -22,6 +22,9 @@ class Examples:
     owner: np.ndarray | None = None  # (N,) int: position in owner_names of the row's own client
     owner_names: tuple[str, ...] = ()
     transform: Transform | None = None  # applied to every gathered batch
+    domain: np.ndarray | None = None  # (N,) int: position in domain_names of the row's domain
+    domain_names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # of texts: the word that each token stands for
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -12,20 +12,20 @@ from torch.utils.data import Dataset, IterableDataset
 from bespoke.core.data import Pool, Transform
 from bespoke.core.settings import check
 from bespoke.datasets import sources
-from bespoke.datasets.examples import ClientArrays, Examples, Loader, join
-from bespoke.datasets.partition import PARTITIONS, Partition, follow
-from bespoke.datasets.pool import LOAD, PARTITION, cut, generator, pool_of
+from bespoke.datasets.cifar_s import assign, corrupted
+from bespoke.datasets.corrupt import parse
+from bespoke.datasets.examples import ClientArrays, Examples, Loader, join, share_of
+from bespoke.datasets.images import views
+from bespoke.datasets.partition import Partition, follow
+from bespoke.datasets.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_of
+from bespoke.datasets.schemes import PARTITIONS, Known
 from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
 
 DEFAULT_CLIENTS = 20
 
 # A loader's docstring is the line that describes its data set.
-DATASETS: dict[str, Loader] = {
-    "digits": sources.digits,
-    "gaussian": sources.gaussian,
-    "files": sources.files,
-}
+DATASETS: dict[str, Loader] = sources.LOADERS
 
 
 def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -> Pool:
@@ -36,6 +36,7 @@ def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -
 def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> tuple[Pool, Partition]:
     """The federation of :func:`federate_data`, and the partition it came from with its number of tries."""
     check(settings, "[data]")
+    _check_together(settings)
     if settings.name not in DATASETS:
         near = difflib.get_close_matches(settings.name, DATASETS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
@@ -74,6 +75,18 @@ def from_arrays(
     return _spread(examples, settings, seed, skip_empty)[0]
 
 
+def _check_together(settings: DataSettings) -> None:
+    """Refuse keys that contradict each other, before any data is read."""
+    if settings.corrupt not in ("", "cifar_s"):
+        parse(settings.corrupt)
+    if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):
+        raise UserError(
+            f"[data] folds = {settings.folds}, fold = {settings.fold}: give at least 2 folds, and one of 0..folds-1"
+        )
+    if settings.replay and settings.partition != "dirichlet":
+        raise UserError('[data] replay repeats pFedFDA\'s script: set partition = "dirichlet", or leave it out')
+
+
 def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: bool) -> tuple[Pool, Partition]:
     own = len(examples.owner_names)
     scheme = settings.partition
@@ -92,37 +105,69 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     if settings.pool == "split" and marks is None:
         raise UserError(f'{settings.name!r} has no official test rows to keep apart: set [data] pool = "train+test"')
     apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
+    if apart and (settings.folds or settings.replay):
+        key = "folds" if settings.folds else "replay"
+        raise UserError(f'[data] {key} makes test rows of its own: set pool = "train+test"')
 
     rng = generator(seed, PARTITION)
-    rows = np.flatnonzero(~marks) if apart and marks is not None else np.arange(len(examples.y))
-    owner = None if examples.owner is None else examples.owner[rows]
-    labels = examples.y[rows]
-    run = PARTITIONS[scheme].run
-    found = run(labels, owner, replace(settings, clients=clients), rng)
+    everything = _subsample(len(examples.y), settings.subsample, seed)
+    rows = everything[~marks[everything]] if apart and marks is not None else everything
+    known = _known(examples, rows, marked=not apart)
+    found = PARTITIONS[scheme].run(known, replace(settings, clients=clients), rng)
     lists = [rows[part] for part in found.lists]
-    test_lists = None
-    if apart and marks is not None:
-        others = np.flatnonzero(marks)
+    train_lists, test_lists = lists, None
+    if found.test is not None and found.train is not None:
+        train_lists, test_lists = ([rows[part] for part in parts] for parts in (found.train, found.test))
+        settings = replace(settings, keep=1.0)  # done already
+    elif apart and marks is not None:
+        others = everything[marks[everything]]
         if natural and examples.owner is not None:
             test_lists = [others[examples.owner[others] == i] for i in range(clients)]
         else:
-            parts = follow(labels, found.lists, examples.y[others], rng)
+            parts = follow(known.labels, found.lists, examples.y[others], rng)
             test_lists = [others[part] for part in parts]
 
-    train, test, val = cut(lists, settings.test, settings.validation, settings.keep, seed, test_lists)
+    train, test, val = cut(train_lists, settings, seed, test_lists)
+    pairs = assign(settings, clients)
+    x, conditions = examples.x, tuple(str(pair or "clean") for pair in pairs)
+    if any(pairs):
+        x = corrupted(x, [np.concatenate(parts) for parts in zip(train, test, val, strict=True)], pairs)
+    seen = views(examples, found, settings, seed)
     pool = pool_of(
-        examples.x,
+        x,
         examples.y,
         train,
         test,
         val,
         num_classes=examples.num_classes,
-        names=examples.owner_names[:clients] if natural else None,
+        names=examples.owner_names[:clients] if natural else found.names(),
         new_clients=settings.new_clients,
-        transform=examples.transform,
+        transform=seen.transform,
+        extra=seen.extra,
         skip_empty=skip_empty,
     )
-    return pool, Partition(lists, found.tries)
+    told = seen.conditions or (conditions if any(pairs) else ())
+    return pool, found._replace(lists=lists, train=list(train), test=list(test), conditions=told)
+
+
+def _subsample(rows: int, share: float, seed: int) -> np.ndarray:
+    """The rows that take part at all, ascending."""
+    if share == 1.0:
+        return np.arange(rows)
+    return np.sort(generator(seed, SUBSAMPLE).permutation(rows)[: max(1, share_of(share, rows))])
+
+
+def _known(examples: Examples, rows: np.ndarray, marked: bool) -> Known:
+    def of(values: np.ndarray | None) -> np.ndarray | None:
+        return None if values is None else np.asarray(values)[rows]
+
+    return Known(
+        np.asarray(examples.y)[rows],
+        of(examples.owner),
+        of(examples.domain),
+        examples.domain_names,
+        of(examples.official_test) if marked else None,
+    )
 
 
 def _client_arrays(name: str, client: Any) -> ClientArrays:

@@ -3,12 +3,12 @@
 Each returns a :class:`Partition`: one ascending array of row numbers for each client, disjoint.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
 
 MAX_TRIES = 100_000
@@ -16,15 +16,37 @@ _DRAWS_AT_ONCE = 2**22  # numbers in the largest array of a batch of tries
 
 
 class Partition(NamedTuple):
-    """Rows of each client, and how many draws it took to satisfy the smallest size."""
+    """Rows of each client, how many draws it took, and what else a scheme decides about its clients."""
 
     lists: list[np.ndarray]  # int64 (n_i,) for each client
     tries: int = 1
+    test: list[np.ndarray] | None = None  # the test rows among ``lists``, where the scheme splits as well,
+    train: list[np.ndarray] | None = None  # and the train rows
+    kinds: tuple[str, ...] = ()  # each client's group, such as its domain
+    ranks: tuple[int, ...] = ()  # and its number within the group
+    conditions: tuple[str, ...] = ()  # what is done to each client's images; empty = nothing to anyone
+
+    def names(self) -> tuple[str, ...] | None:
+        """The clients' names, where they belong to groups: ``mnist-0``, ``mnist-1``, ..."""
+        return tuple(f"{kind}-{rank}" for kind, rank in zip(self.kinds, self.ranks, strict=True)) or None
+
+    def hash(self) -> str:
+        """What tells two partitions apart: 16 digits over the clients' rows and, where it is known, their split."""
+        digest = hashlib.sha256()
+        for rows in (*self.lists, *(self.test or ()), *(self.train or ())):
+            digest.update(len(rows).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """What a run's record says of it."""
+        told: dict[str, Any] = {"partition": self.hash(), "tries": self.tries}
+        return told | ({"conditions": list(self.conditions)} if self.conditions else {})
 
 
 def iid(labels: np.ndarray, rng: np.random.Generator, clients: int) -> Partition:
     """Shuffled rows of ``labels`` (N,) in equal parts; sizes differ by one at most."""
-    _check_clients(len(labels), clients)
+    check_clients(len(labels), clients)
     return Partition([np.sort(rows) for rows in np.array_split(rng.permutation(len(labels)), clients)])
 
 
@@ -46,7 +68,7 @@ def dirichlet(
     """
     if not alpha > 0:
         raise UserError(f"[data] alpha must be greater than 0, not {alpha!r}")
-    _check_clients(len(labels), clients)
+    check_clients(len(labels), clients)
     if min_rows * clients > len(labels):
         raise UserError(
             f"{clients} clients of at least {min_rows} rows need more than the {len(labels)} rows there are: "
@@ -60,7 +82,7 @@ def dirichlet(
         counts = dirichlet_counts(rng, sizes, clients, alpha, balance, batch)
         accepted = np.flatnonzero(counts.sum(axis=1).min(axis=1) >= min_rows)
         if len(accepted):
-            lists = _deal(labels, classes, counts[accepted[0]], rng)
+            lists = deal(labels, classes, counts[accepted[0]], rng)
             return Partition(lists, done + int(accepted[0]) + 1)
         done += batch
         batch *= 2
@@ -98,34 +120,37 @@ def pathological(
     clients: int,
     classes_per_client: int,
     rows_per_class: int = 0,
+    even: bool = True,
 ) -> Partition:
-    """Each client has ``classes_per_client`` distinct classes of ``labels`` (N,), spread evenly over clients.
+    """Each client has ``classes_per_client`` distinct classes of ``labels`` (N,), spread over clients.
 
-    Every class goes to as many clients as any other, give or take one. With ``rows_per_class`` a client
-    has so many rows of each of its classes and the rest is left out; with 0 the rows of a class are split
-    evenly among its clients. Classes that nobody drew (fewer slots than classes) are left out.
+    With ``even`` every class goes to as many clients as any other, give or take one; without, each client
+    draws its classes independently. With ``rows_per_class`` a client has so many rows of each of its
+    classes and the rest is left out; with 0 the rows of a class are split evenly among its clients.
+    Classes that nobody drew are left out.
     """
-    _check_clients(len(labels), clients)
+    check_clients(len(labels), clients)
     classes, sizes = np.unique(labels, return_counts=True)
     if classes_per_client > len(classes):
         raise UserError(
             f"[data] classes_per_client is {classes_per_client}, but the data has {len(classes)} classes: lower it"
         )
+    counts = np.zeros((len(classes), clients), dtype=np.int64)
     free = np.full(len(classes), clients * classes_per_client // len(classes))
     free[rng.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
-    needed = free * max(1, rows_per_class)
+    for client in rng.permutation(clients):
+        # The classes with most slots left, at random among equals: this order never runs into a dead end.
+        own = np.lexsort((rng.random(len(classes)), -free if even else 0 * free))[:classes_per_client]
+        free[own] -= 1
+        counts[own, client] = 1
+    takers_of = counts.sum(axis=1)
+    needed = takers_of * max(1, rows_per_class)
     if (needed > sizes).any():
         k = int(np.argmax(needed - sizes))
         raise UserError(
-            f"class {classes[k]} has {sizes[k]} rows, but its {free[k]} clients need {needed[k]}: "
+            f"class {classes[k]} has {sizes[k]} rows, but its {takers_of[k]} clients need {needed[k]}: "
             "lower [data] clients, classes_per_client or rows_per_class"
         )
-    counts = np.zeros((len(classes), clients), dtype=np.int64)
-    for client in rng.permutation(clients):
-        # The classes with most slots left, at random among equals: this order never runs into a dead end.
-        own = np.lexsort((rng.random(len(classes)), -free))[:classes_per_client]
-        free[own] -= 1
-        counts[own, client] = 1
     for k, size in enumerate(sizes):
         takers = np.flatnonzero(counts[k])
         if rows_per_class:
@@ -133,7 +158,7 @@ def pathological(
         elif len(takers):
             counts[k, takers] = size // len(takers)
             counts[k, rng.permutation(takers)[: size % len(takers)]] += 1
-    return Partition(_deal(labels, classes, counts, rng))
+    return Partition(deal(labels, classes, counts, rng))
 
 
 def natural(owner: np.ndarray | None, clients: int) -> Partition:
@@ -159,10 +184,10 @@ def follow(
         held = np.array([np.count_nonzero(labels[rows] == label) for rows in lists])
         if held.any():
             counts[k] = np.diff(held.cumsum() * np.count_nonzero(others == label) // held.sum(), prepend=0)
-    return _deal(others, classes, counts, rng)
+    return deal(others, classes, counts, rng)
 
 
-def _deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Shuffle the rows of each class and hand out ``counts`` (classes, clients) of them."""
     hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
     for label, count in zip(classes, counts, strict=True):
@@ -172,38 +197,9 @@ def _deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.r
     return [np.sort(np.concatenate(hand)) for hand in hands]
 
 
-def _check_clients(rows: int, clients: int) -> None:
+def check_clients(rows: int, clients: int) -> None:
+    """Refuse a number of clients that so many rows cannot serve."""
     if clients < 1:
         raise UserError(f"[data] clients is {clients}: there must be at least one")
     if clients > rows:
         raise UserError(f"{clients} clients are more than the {rows} rows there are: lower [data] clients")
-
-
-class PartitionSpec(NamedTuple):
-    """A row of the table: ``run(labels (N,), owner (N,) or None, settings, rng)`` and a line on what it does.
-
-    ``settings.clients`` is the true number of clients here, never 0.
-    """
-
-    run: Callable[[np.ndarray, np.ndarray | None, DataSettings, np.random.Generator], Partition]
-    doc: str
-
-
-PARTITIONS: dict[str, PartitionSpec] = {
-    "iid": PartitionSpec(
-        lambda y, owner, s, rng: iid(y, rng, s.clients),
-        "shuffled rows in equal parts",
-    ),
-    "dirichlet": PartitionSpec(
-        lambda y, owner, s, rng: dirichlet(y, rng, s.clients, s.alpha, s.min_rows, s.balance),
-        "each class spread over the clients by shares from Dir(alpha)",
-    ),
-    "pathological": PartitionSpec(
-        lambda y, owner, s, rng: pathological(y, rng, s.clients, s.classes_per_client, s.rows_per_class),
-        "classes_per_client distinct classes on each client",
-    ),
-    "natural": PartitionSpec(
-        lambda y, owner, s, rng: natural(owner, s.clients),
-        "the data set's own clients",
-    ),
-}

@@ -7,12 +7,15 @@ import numpy as np
 import torch
 
 from bespoke.core import rng as streams
+from bespoke.core import tree
 from bespoke.core.data import Pool, Rows, Transform
+from bespoke.core.tree import Tree
 from bespoke.datasets.examples import as_inputs, as_labels, share_of, train_count
+from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
 
 # One generator for each purpose, so that no purpose can disturb another.
-LOAD, PARTITION, TEST, KEEP, VALIDATION = range(5)
+LOAD, PARTITION, TEST, KEEP, VALIDATION, SUBSAMPLE, DEGRADE = range(7)
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -24,29 +27,32 @@ def generator(seed: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed % 2**64, spawn_key=(streams.DATA, purpose)))
 
 
-def cut(
-    lists: Lists, test: float, validation: float, keep: float, seed: int, test_lists: Lists | None = None
-) -> tuple[Lists, Lists, Lists]:
+def cut(lists: Lists, settings: DataSettings, seed: int, test_lists: Lists | None = None) -> tuple[Lists, Lists, Lists]:
     """Train, test and validation rows of clients that hold the rows ``lists``.
 
     Of n rows floor((1 - test) n) are for training, drawn without regard to class; a client with one row
-    trains on it. ``test_lists`` gives the test rows instead, and all of ``lists`` are for training. Of n
-    train rows floor(keep n), at least one, are kept; of n that are kept floor(validation n) are set aside.
+    trains on it. With ``folds`` the shuffled rows are cut into so many parts, as equal as can be, and the
+    test rows are part ``fold``. ``test_lists`` gives the test rows instead, and all of ``lists`` are for
+    training. Of n train rows floor(keep n), at least one, and at most keep_rows are kept; of n that are
+    kept floor(validation n) are set aside.
     """
     train, held, val = [], [], []
     test_rng, keep_rng, val_rng = (generator(seed, purpose) for purpose in (TEST, KEEP, VALIDATION))
     for i, rows in enumerate(lists):
-        if test_lists is None:
-            own, apart = _draw(rows, train_count(len(rows), test), test_rng)
-        else:
+        if test_lists is not None:
             own, apart = rows, test_lists[i]
-        if keep < 1.0:
-            own, _ = _draw(own, max(1, share_of(keep, len(own))), keep_rng)
-        if validation:
-            aside, own = _draw(own, share_of(validation, len(own)), val_rng)
-            val.append(aside)
+        elif settings.folds and len(rows) > 1:
+            parts = np.array_split(test_rng.permutation(len(rows)), settings.folds)
+            apart = rows[np.sort(parts.pop(settings.fold))]
+            own = rows[np.sort(np.concatenate(parts))]
         else:
-            val.append(own[:0])
+            own, apart = _draw(rows, train_count(len(rows), settings.test), test_rng)
+        kept = max(1, share_of(settings.keep, len(own)))
+        kept = min(kept, settings.keep_rows or kept)
+        if kept < len(own):
+            own, _ = _draw(own, kept, keep_rng)
+        aside, own = _draw(own, share_of(settings.validation, len(own)), val_rng) if settings.validation else ([], own)
+        val.append(np.asarray(aside, dtype=np.int64))
         train.append(own)
         held.append(apart)
     return train, held, val
@@ -69,13 +75,15 @@ def pool_of(
     names: Sequence[str] | None = None,
     new_clients: int = 0,
     transform: Transform | None = None,
+    extra: Tree | None = None,
     skip_empty: bool = False,
 ) -> Pool:
     """The federation's pool; whatever is wrong with the examples is told here in one sentence.
 
     ``x`` (N, ...) and ``y`` (N,) hold all examples, ``train``, ``test`` and ``val`` each client's rows of
-    them. The last ``new_clients`` are met only in evaluation. A client without train rows is refused by
-    name, or left out entirely with ``skip_empty``.
+    them. The last ``new_clients`` are met only in evaluation. ``extra`` holds each client's constants for the
+    ``transform``, leaves (clients, ...). A client without train rows is refused by name, or left out
+    entirely with ``skip_empty``.
     """
     if not train:
         raise UserError("there are no clients: give at least one")
@@ -123,5 +131,6 @@ def pool_of(
         num_classes=num_classes,
         num_clients=training,
         names=tuple(names[i] for i in keep),
+        extra=tree.map(lambda leaf: leaf[keep], extra or {}),
         transform=transform,
     )

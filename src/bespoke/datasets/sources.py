@@ -1,4 +1,4 @@
-"""The data sets that need no download: embedded, synthetic, and files of one's own."""
+"""Where rows come from, by name: embedded, synthetic, files of one's own, and the catalogue's sets."""
 
 import glob
 import os
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bespoke.core.tree import Tree
-from bespoke.datasets.examples import ClientArrays, Examples, join
+from bespoke.datasets import catalogue
+from bespoke.datasets.examples import ClientArrays, Examples, Loader, join
 from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
 
@@ -36,6 +37,29 @@ def gaussian(settings: DataSettings, rng: np.random.Generator) -> Examples:
     means = rng.standard_normal((classes, settings.dim))
     x = means[y] + settings.spread * rng.standard_normal((settings.rows, settings.dim))
     return Examples(x.astype(np.float32), y, classes)
+
+
+def synthetic_hierarchy(settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 1; one class."""
+    return two_level_gaussian(rng, settings.clients or 20, 1.0)
+
+
+def synthetic_homogeneous(settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 0.001; one class."""
+    return two_level_gaussian(rng, settings.clients or 20, 0.001)
+
+
+def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -> Examples:
+    """Client m has a mean theta_m ~ N(0, between) and N_m ~ U{20..200} observations x ~ N(theta_m, 1): (N, 1).
+
+    So the mean of a client's observations is N(theta_m, 1 / N_m), the model's second level. All labels are 0.
+    """
+    sizes = rng.integers(20, 201, clients)
+    means = np.sqrt(between) * rng.standard_normal(clients)
+    owner = np.repeat(np.arange(clients), sizes)
+    x = (means[owner] + rng.standard_normal(len(owner))).astype(np.float32)[:, None]
+    names = tuple(str(i) for i in range(clients))
+    return Examples(x, np.zeros(len(owner), np.int64), 1, owner=owner, owner_names=names)
 
 
 def files(settings: DataSettings, rng: np.random.Generator) -> Examples:
@@ -67,3 +91,22 @@ def _read_client(path: Path) -> ClientArrays:
     if missing:
         raise UserError(f"{path} has no array {missing[0]!r}: save it with numpy.savez(path, x=..., y=...)")
     return ClientArrays(path.stem, str(path), **arrays)
+
+
+def _of_catalogue(name: str) -> Loader:
+    def loader(settings: DataSettings, rng: np.random.Generator) -> Examples:
+        return catalogue.load(name)
+
+    loader.__doc__ = catalogue.CATALOGUE[name].doc
+    return loader
+
+
+# A loader's docstring is the line that describes its data set. The first ones are always here.
+BUILT_IN: dict[str, Loader] = {
+    "digits": digits,
+    "gaussian": gaussian,
+    "synthetic_hierarchy": synthetic_hierarchy,
+    "synthetic_homogeneous": synthetic_homogeneous,
+    "files": files,
+}
+LOADERS: dict[str, Loader] = BUILT_IN | {name: _of_catalogue(name) for name in catalogue.CATALOGUE}

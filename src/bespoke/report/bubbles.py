@@ -1,0 +1,45 @@
+"""The papers' bubble chart of a federation: how many rows of each class every client has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.errors import UserError
+from bespoke.report.charts import DOTS, GREY, INK, _axes, _save, _suffix
+
+AREA = 190.0  # points squared of the largest bubble at the widest spacing
+
+
+def bubble_chart(counts: NDArray[np.int64], path: str | os.PathLike[str], title: str, subtitle: str) -> Path:
+    """Draws a bubble for each client and class, its area in proportion to the rows; returns `path`.
+
+    `counts` is [clients, classes].
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    _suffix(path)
+    clients, classes = counts.shape
+    if not counts.any():
+        raise UserError("no client has any rows, so there is nothing to draw")
+    width, height = float(np.clip(0.13 * clients, 7.6, 16)), float(np.clip(0.3 * classes, 3.2, 9))
+    largest = int(counts.max())
+    client, label = np.nonzero(counts)
+    spacing = min((width - 1.2) / clients, (height - 1.4) / classes) * 72  # points between two bubbles
+    area = min(AREA, (1.7 * spacing) ** 2)
+    figure, axes = _axes(width, height, title, f"{subtitle} The largest bubble stands for {largest:,} rows.")
+    axes.scatter(
+        client, label, s=area * counts[client, label] / largest, color=DOTS, alpha=0.75, linewidths=0, clip_on=False
+    )
+    axes.set_xlim(-0.8, clients - 0.2)
+    axes.set_ylim(-0.8, classes - 0.2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.set_xlabel("client", color=INK)
+    axes.set_ylabel("class", color=INK)
+    axes.tick_params(labelcolor=GREY)
+    axes.grid(color="#eeeeee", linewidth=0.6)
+    return _save(figure, path)
