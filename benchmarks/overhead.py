@@ -23,7 +23,7 @@ from bespoke.core import rng
 from bespoke.core.data import Pool, Rows
 from bespoke.core.settings import Training
 from bespoke.datasets import DataSettings, federate_data
-from bespoke.models import MODELS, ModelSettings, build_task
+from bespoke.models import ModelSettings, build_module, build_task
 
 REPEATS = 9
 
@@ -72,7 +72,7 @@ def measure(name: str, pool: Pool, model: ModelSettings, training: Training, bar
         trained = clients.train(1, everyone, {"model": params}, {})
         method.aggregate(task, {"model": params}, trained.uploads, rng.key(0))
 
-    plain = hand_written(pool, MODELS[model.name].build(model, shape, pool.num_classes), params, training)
+    plain = hand_written(pool, build_module(model, shape, pool.num_classes), params, training)
     seconds: dict[Callable[[], None], list[float]] = {plain: [], ours: []}
     for _ in range(REPEATS + 1):
         for work, times in seconds.items():
