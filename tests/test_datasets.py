@@ -596,3 +596,9 @@ def test_a_bad_row_that_nobody_holds_is_refused_too():
 def test_public_names_exist():
     assert all(hasattr(datasets, name) for name in datasets.__all__)
     assert all(loader.__doc__ for loader in DATASETS.values())
+
+
+def test_two_clients_of_one_name_are_refused():
+    x, y = np.zeros((3, 2), dtype=np.float32), np.array([0, 1, 0])
+    with pytest.raises(UserError, match="two clients are named '1'"):
+        from_arrays({1: (x, y), "1": (x, y)})

@@ -67,6 +67,10 @@ def from_arrays(
     arrays = [_client_arrays(str(name), client) for name, client in named]
     if not arrays:
         raise UserError("there are no clients: give at least one")
+    names = [client.name for client in arrays]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"two clients are named {twice!r}: give each a name of its own")
     settings = DataSettings(
         name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
     )
@@ -147,6 +151,7 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         skip_empty=skip_empty,
     )
     told = seen.conditions or (conditions if any(pairs) else ())
+    told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # who is left out
     return pool, found._replace(lists=lists, train=list(train), test=list(test), conditions=told)
 
 
