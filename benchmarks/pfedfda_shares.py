@@ -1,0 +1,122 @@
+"""Where a client of pFedFDA spends its time: network passes, means and covariances, the search for beta.
+
+The paper's Table 9 on the CPU with one thread, in the loop backend: the CNN for CIFAR with d = 128, E = 5 epochs in
+batches of 50, clients of about 480 train rows. Each client's own call is timed from outside, by wrapping the functions
+that do the work; what none of them covers (the head, priors, folds, packing) is "rest". Run with
+``python benchmarks/pfedfda_shares.py``; it writes ``pfedfda_shares.json`` beside itself and exits with 1 if all that is
+no network pass takes more than its bar of a client's time.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bespoke.algorithms import pfedfda
+from bespoke.clients import LoopClients
+from bespoke.core import gaussian, rng
+from bespoke.core.data import Pool, Rows
+from bespoke.core.local import Local
+from bespoke.core.settings import Training
+from bespoke.models import ModelSettings, build_task
+
+BAR = 20.0  # percent
+SIZES = (440, 460, 480, 480, 480, 500, 520)  # train rows; the first client warms up
+TRAINING = Training(epochs=5, batch=50, lr=0.01, momentum=0.5)
+PARTS: dict[str, list[tuple[Any, str]]] = {
+    "network": [(Local, "sgd"), (Local, "features")],
+    "statistics": [(gaussian, "estimate")],
+    "beta": [(pfedfda, "cross_validated_beta")],
+}
+
+
+def images(classes: int) -> Pool:
+    """Random 32x32 colour images, brighter or darker by class; a client has a few classes more than others."""
+    key, count = rng.key(1), sum(SIZES)
+    favourite = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES)) * 3
+    spread = (rng.uniform(key, (count,)).square() * classes).long()
+    y = (favourite + spread) % classes
+    x = rng.uniform(key, (count, 3, 32, 32)) * 2 - 1 + (y / classes)[:, None, None, None]
+    none = Rows.of([[]] * len(SIZES))
+    lists = torch.arange(count).split(list(SIZES))
+    return Pool(x, y, Rows.of(lists), none, none, classes, len(SIZES), tuple(str(i) for i in range(len(SIZES))))
+
+
+def timed(work: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
+    """The same function, its seconds added to a part's."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            seconds[part] += time.perf_counter() - begin
+
+    return wrapper
+
+
+def client_seconds(clients: LoopClients, client: int, shared: dict[str, Any]) -> dict[str, float]:
+    """Seconds of one client's round, whole and by part."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    patches = [
+        mock.patch.object(owner, name, timed(getattr(owner, name), seconds, part))
+        for part, functions in PARTS.items()
+        for owner, name in functions
+    ]
+    for patch in patches:
+        patch.start()
+    begin = time.perf_counter()
+    trained = clients.train(1, [client], shared, {})
+    total = time.perf_counter() - begin
+    for patch in patches:
+        patch.stop()
+    assert len(trained.uploads.clients) == 1, trained.refused
+    return {"total": total, **seconds, "rest": total - sum(seconds.values())}
+
+
+def measure(classes: int) -> dict[str, Any]:
+    """Median seconds and shares in percent over the clients."""
+    pool, method = images(classes), pfedfda.PFedFDA()
+    task = build_task(ModelSettings(name="cifar_cnn"), (3, 32, 32), classes)
+    params = task.init(rng.key(0))
+    clients = LoopClients(method, task, params, pool, TRAINING, seed=0)
+    server = method.server_init(task, params, len(SIZES), rng.key(0))
+    runs = [client_seconds(clients, client, method.broadcast(server)) for client in range(len(SIZES))][1:]
+    shares = [{part: 100 * run[part] / run["total"] for part in (*PARTS, "rest")} for run in runs]
+    median = {part: round(statistics.median(s[part] for s in shares), 2) for part in shares[0]}
+    beyond = statistics.median(100 - s["network"] for s in shares)
+    return {
+        "classes": classes,
+        "clients": len(runs),
+        "seconds": round(statistics.median(run["total"] for run in runs), 3),
+        "percent": median,
+        "beyond_network": round(beyond, 2),
+        "bar": BAR,
+    }
+
+
+def main() -> int:
+    """Measure with 10 and 100 classes, print and store."""
+    torch.set_num_threads(1)
+    cases = [measure(classes) for classes in (10, 100)]
+    print(f"{'classes':>7} {'client':>8} {'network':>9} {'mean, cov':>10} {'beta':>7} {'rest':>7}   all but network")
+    for case in cases:
+        share = case["percent"]
+        print(
+            f"{case['classes']:>7} {case['seconds']:>6.2f} s {share['network']:>7.1f} % {share['statistics']:>8.2f} % "
+            f"{share['beta']:>5.1f} % {share['rest']:>5.2f} %   {case['beyond_network']:.1f} % (bar {BAR:g} %)"
+        )
+    result = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1, "cases": cases}
+    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    return int(any(case["beyond_network"] > case["bar"] for case in cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

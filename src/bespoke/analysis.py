@@ -1,0 +1,199 @@
+"""What the papers show beside accuracy: how Gaussian features are, betas, sizes of messages, client embeddings.
+
+For simulations: :func:`gaussianity` and :func:`embeddings` look into clients, which no method and no server may do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.metrics import silhouette_score
+from torch import Tensor
+
+from bespoke.clients import Simulated
+from bespoke.core import gaussian, rng, tree
+from bespoke.core.data import Rows
+from bespoke.core.local import FEATURE_CHUNK
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+from bespoke.errors import UserError
+from bespoke.federation import Federation
+from bespoke.records import RunFolder
+from bespoke.report.charts import COLOURS, INK, _axes, _save
+
+if TYPE_CHECKING:
+    from bespoke.api import Run
+
+
+def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, float]]:
+    """How well one Gaussian a class, with one covariance for all, fits the features (FedLDA, Fig. 1a).
+
+    ``server`` is the state to look at: ``run.server``, or a checkpoint's. Features come from the body that everyone
+    receives or, where a method sends none, from each client's personal model. Means and covariance are those of the
+    train rows of the whole training population: the numbers of ``train`` are in sample, those of ``test`` (left out
+    where there are none) of held-out rows, read from the pool and by no method; rows of a class that nobody trains on
+    do not count. By split: ``nll``, the mean over clients of their average negative log likelihood, which depends on
+    the features' scale; over all ``rows`` ``mahalanobis``, mean squared distance over d; ``kurtosis``, Mardia's excess.
+    """
+    federation = run if isinstance(run, Federation) else run.federation
+    clients, task = federation.clients, federation.task
+    assert isinstance(clients, Simulated)  # only a simulation may look at its clients
+    shared = _part(federation.algorithm.broadcast(server), task.body_names)
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "test": []}
+    for client in range(federation.num_clients):
+        body = shared or _personal(clients, client, federation.down(server, [client]), task.body_names)
+        for split, rows in (("train", clients.pool.train), ("test", clients.pool.test)):
+            if rows.sizes[client]:
+                parts[split].append(_features(clients, body, rows, client))
+    z, y = (torch.cat(column) for column in zip(*parts["train"], strict=True))
+    member, d = gaussian.one_hot(y, torch.ones_like(z[:, 0]), task.num_classes), z.shape[1]
+    mean, seen = gaussian.class_means(z, member, z.new_zeros(task.num_classes, d)), member.sum(dim=0) > 0
+    rest = z - mean[y]
+    cov = rest.T @ rest / len(z)  # over n, so that the mean squared distance of these rows is d but for the jitter
+    level = (1e-4 * cov.trace() / d).clamp(min=1e-30)
+    factor = torch.linalg.cholesky(cov + level * torch.eye(d, dtype=cov.dtype, device=cov.device))
+    constant = 2 * factor.diagonal().log().sum().item() + d * math.log(2 * math.pi)
+
+    def fit(part: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        kept = [(z - mean[y])[seen[y]] for z, y in part if seen[y].any()]
+        own = [torch.linalg.solve_triangular(factor, r.T, upper=False).square().sum(dim=0) for r in kept]
+        rows = torch.cat(own)  # squared distances
+        return {
+            "nll": 0.5 * (sum(r.mean().item() for r in own) / len(own) + constant),
+            "mahalanobis": rows.mean().item() / d,
+            "kurtosis": (rows.square().mean() / rows.mean().square().clamp(min=1e-30)).item() * d / (d + 2) - 1.0,
+            "rows": len(rows),
+        }
+
+    return {split: fit(part) for split, part in parts.items() if any(seen[y].any() for _, y in part)}
+
+
+def _features(clients: Simulated, body: Tree, rows: Rows, client: int) -> tuple[Tensor, Tensor]:
+    """Features (n, d) in float64 and labels (n,) of a client's rows."""
+    own, size = rows.block([client], rows.sizes[client])
+    data = clients.data(own[0], size[0], tree.map(lambda leaf: leaf[client], clients.pool.extra))
+    key, parts = rng.fold_in(clients.root, client), torch.arange(data.width, device=own.device).split(FEATURE_CHUNK)
+    with torch.no_grad():
+        read = [data.gather(part, rng.fold_in(key, i), train=False) for i, part in enumerate(parts)]
+        return torch.cat([clients.task.features(body, x) for x, _ in read]).double(), torch.cat([y for _, y in read])
+
+
+def _personal(clients: Simulated, client: int, down: tuple[Tree, Tree], names: Sequence[str]) -> Tree:
+    """Parameters of these names in the client's personal model."""
+    found = _part(clients.personal(clients.training.rounds, [client], *down)[0], names)
+    if found is None:
+        raise UserError(f"{type(clients.algorithm).__name__} has no personal model of the task's own parameters")
+    return found
+
+
+def _part(found: Tree, names: Sequence[str]) -> Tree | None:
+    """The tree itself or a branch of it, whichever holds all these names."""
+    branches = (found, *(found.get(name) for name in ("model", "body", "personal")))
+    return next((branch for branch in branches if isinstance(branch, dict) and set(names) <= branch.keys()), None)
+
+
+def betas(run: Run | RunFolder) -> list[dict[str, Any]]:
+    """A row a client of the last evaluated round: client, group, condition, kind, beta_mean, beta_cov.
+
+    pFedFDA's Fig. 2. ``condition`` is what was done to the client's images ("contrast:3"), ``kind`` its first part.
+    """
+    folder = run if isinstance(run, RunFolder) else run.folder
+    last, lines = 0, dict[int, dict[str, Any]]()
+    for line in folder.clients():
+        if line["round"] > last:
+            last, lines = line["round"], {}
+        if "beta_mean" in line["logged"]:
+            lines[line["client"]] = line
+    if not lines:
+        raise UserError(f"{folder.path} holds no betas: evaluate a run of pFedFDA")
+    conditions = _conditions(folder)
+    return [
+        {"client": client, "group": line["group"], "condition": conditions[client], "kind": kind(conditions[client])}
+        | {name: line["logged"][name] for name in ("beta_mean", "beta_cov")}
+        for client, line in sorted(lines.items())
+    ]
+
+
+def by_kind(rows: Sequence[dict[str, Any]], value: str = "beta_mean") -> dict[str, dict[str, float]]:
+    """Number of clients, mean and standard deviation (over n) of a value by kind of condition."""
+    groups = {name: [row[value] for row in rows if row["kind"] == name] for name in sorted({r["kind"] for r in rows})}
+    return {n: {"clients": len(v), "mean": float(np.mean(v)), "std": float(np.std(v))} for n, v in groups.items()}
+
+
+def kind(condition: str) -> str:
+    """A condition without its level: "contrast" of "contrast:3", "noise" of "noise of variance 0.1"."""
+    return re.split(r":| of | by ", condition)[0]
+
+
+def _conditions(folder: RunFolder) -> list[str]:
+    """What was done to the images of each client; "clean" where the records tell nothing."""
+    told = folder.read_json("federation.json")
+    conditions, clients = told.get("conditions"), len(told["names"])
+    if conditions and len(conditions) != clients:
+        raise UserError(f"{folder.path} tells {len(conditions)} conditions of {clients} clients: some were left out")
+    return conditions or ["clean"] * clients
+
+
+def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, float]:
+    """Numbers a client sends: body, linear or Gaussian head, and the latter's overhead in percent (pFedFDA, Table 8).
+
+    A Gaussian head has C d + d(d+1)/2. ``with_head`` names modules of the body to be counted with the linear head, as
+    the paper counts MobileNet's hidden layer, though a Gaussian head on the same features needs it too.
+    """
+    sizes = {name: leaf.numel() for name, leaf in task.init(rng.key(0)).items()}
+    moved = [name for name in task.body_names if name.rpartition(".")[0] in with_head]
+    linear, total, d = sum(sizes[name] for name in (*task.head_names, *moved)), sum(sizes.values()), task.feature_dim
+    gaussians = task.num_classes * d + d * (d + 1) // 2
+    sent = {"body": total - linear, "linear": linear, "gaussian": gaussians}
+    return sent | {"overhead_percent": 100 * (gaussians - linear) / total}
+
+
+class Embeddings(NamedTuple):
+    """A vector a client, and what was done to the client's images."""
+
+    clients: list[int]
+    vectors: NDArray[np.float64]  # (K, E)
+    conditions: list[str]
+
+    def plane(self) -> NDArray[np.float64]:
+        """The first two principal components: (K, 2)."""
+        with np.errstate(invalid="ignore"):  # of vectors that are all the same
+            return np.asarray(PCA(n_components=2, svd_solver="full").fit_transform(self.vectors))
+
+    def silhouette(self) -> float:
+        """How well the kinds of condition separate the vectors: from -1 to 1; 0 means not at all."""
+        return float(silhouette_score(self.vectors, [kind(condition) for condition in self.conditions]))
+
+
+def embeddings(run: Run) -> Embeddings:
+    """Embeddings (FedPCE, Figs. 1 and 3) of the clients that took part, or else their models' scales and shifts."""
+    federation, clients = run.federation, run.federation.clients
+    assert isinstance(clients, Simulated)
+    taken = [client for client in range(federation.num_clients) if clients.took_part(client)]
+    if taken and "embedding" in clients.stored(taken[0])["state"]:
+        down = federation.down(run.server, taken)
+        vectors = clients.probe(lambda local, state, down: {"vector": state["embedding"]}, taken, *down)["vector"]
+    else:
+        norms = tuple(federation.task.norm(federation.params))  # refuses a model without any
+        models = [_personal(clients, client, federation.down(run.server, [client]), norms) for client in taken]
+        vectors = torch.stack([torch.cat([model[name].reshape(-1) for name in norms]) for model in models])
+    return Embeddings(taken, vectors.double().cpu().numpy(), np.array(_conditions(run.folder))[taken].tolist())
+
+
+def embedding_chart(found: Embeddings, path: str | Path) -> Path:
+    """Draws the first two principal components, a dot a client coloured by kind of condition; returns `path`."""
+    points, kinds = found.plane(), np.array([kind(condition) for condition in found.conditions])
+    figure, axes = _axes(6.4, 4.6, "Clients by their embeddings", "First two principal components; a dot is a client.")
+    for i, name in enumerate(sorted(set(kinds))):
+        own, colour = points[kinds == name], COLOURS[i % len(COLOURS)]
+        axes.scatter(own[:, 0], own[:, 1], s=26, color=colour, linewidths=0, label=name)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=INK)
+    return _save(figure, path)
