@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from bespoke.core import rng
@@ -54,9 +53,11 @@ class Task:
         _check_module(module, head)
         self._module = module.to(device=self.device, dtype=dtype).requires_grad_(False)
         self._head = self._module.get_submodule(head)
-        self._features = _without_head(self._module, head)
         names = [name for name, _ in self._module.named_parameters()]
         self._prefix = head + "."
+        self._whole = _Function(self._module)
+        self._features = _Function(_without_head(self._module, head))
+        self._classifier = _Function(self._head, self._prefix)
         self.head_names = tuple(n for n in names if n.startswith(self._prefix))
         self.body_names = tuple(n for n in names if not n.startswith(self._prefix))
         norms = {m for m, layer in self._module.named_modules() if isinstance(layer, _NORMS)}
@@ -83,16 +84,15 @@ class Task:
         """x (B, ...) -> logits (B, C)."""
         if len(params) != len(self.head_names) + len(self.body_names):
             raise KeyError(f"the model has {len(self.head_names) + len(self.body_names)} tensors, not {len(params)}")
-        return functional_call(self._module, params, (x,), tie_weights=False)
+        return self._whole(params, x)
 
     def features(self, params: Tree, x: Tensor) -> Tensor:
         """x (B, ...) -> features (B, d): what enters the head. Only the body's parameters are read."""
-        return functional_call(self._features, self.body(params), (x,), tie_weights=False)
+        return self._features(params, x)
 
     def classify(self, params: Tree, features: Tensor) -> Tensor:
         """features (B, d) -> logits (B, C). Only the head's parameters are read."""
-        head = {n.removeprefix(self._prefix): p for n, p in self.head(params).items()}
-        return functional_call(self._head, head, (features,), tie_weights=False)
+        return self._classifier(params, features)
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean cross entropy over the real rows of a batch, 0-d."""
@@ -142,6 +142,27 @@ class Task:
                 f"the model is not its head {head!r} applied to features: replacing that module by the identity "
                 "and applying it afterwards gives other outputs; name the last layer as head"
             )
+
+
+class _Function:
+    """A module as a function of its parameters: torch.func.functional_call without what each call would check anew."""
+
+    def __init__(self, module: nn.Module, prefix: str = "") -> None:
+        self._module = module
+        self._slots = [
+            (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2], prefix + name, own)
+            for name, own in module.named_parameters()
+        ]
+
+    def __call__(self, params: Tree, x: Tensor) -> Tensor:
+        """Put the parameters in place, call, and put the module's own back."""
+        try:
+            for slots, leaf, name, _ in self._slots:
+                slots[leaf] = params[name]
+            return self._module(x)
+        finally:
+            for slots, leaf, _, own in self._slots:
+                slots[leaf] = own
 
 
 def _without_head(module: nn.Module, head: str) -> nn.Module:
