@@ -38,7 +38,7 @@ class PFedFDA(Algorithm):
 
     betas: str = knob("one", "interpolation coefficients a client searches for", choices=("one", "two", "none"))
     folds: int = knob(2, "folds of the search", low=2)
-    ridge: float = knob(1.0, "added to the diagonal of every estimated covariance", low=0)
+    ridge: float = knob(1.0, "added to the diagonal of every estimated covariance", above=0)
     repair: bool = knob(False, "clip the correlations' eigenvalues of an own covariance; idle with a ridge")
     smooth: float = knob(1e-4, "added to every class prior", above=0)
     shrink: float = knob(1e-4, "share of a spherical covariance in the head", above=0, high=1)

@@ -55,8 +55,7 @@ class SelfFL(Algorithm):
         return {"theta": params, "history": uncertainty.no_history(params)}
 
     def client_update(self, local, state, down):
-        able = (state["history"]["count"] >= 2) & (local.round > self.warm_rounds)
-        sigma = self._variance(state)
+        able, sigma = (state["history"]["count"] >= 2) & (local.round > self.warm_rounds), self._variance(state)
         weight = 1.0 / (down["sigma0"] + sigma)
         others, start = (down["total"] - weight).clamp(min=0.0), down["model"]
         steps = torch.full_like(local.n, self.default_steps)
@@ -91,7 +90,8 @@ class SelfFL(Algorithm):
         return {"model": model, "sigma": sigma, "known": known, "sigma0": sigma0, "round": rounds}
 
     def adapt(self, local, state, down):
-        return state | {"theta": local.sgd(local.task.loss, down["model"], steps=self.default_steps)}
+        start = tree.where(local.round == 1, down["model"], state["theta"])  # further passes go on
+        return state | {"theta": local.sgd(local.task.loss, start, steps=self.default_steps)}
 
     def personalize(self, local, state, down):
         return {"personal": state["theta"], "global": down["model"]}

@@ -14,7 +14,7 @@ from torch import Tensor
 from bespoke.core.gaussian import Gaussians, shrink, solve
 
 GRID, HALVINGS = 21, 17  # 0.1 / 2**17 < 1e-6
-PLANE, SWEEPS = 6, 3  # two betas: a 6 x 6 grid, then coordinate steps
+PLANE, SWEEPS = 6, 8  # two betas: a 6 x 6 grid, then coordinate steps
 TIE = 1e-12  # losses so close are equal: where the data do not tell, rounding must not
 
 
