@@ -1,6 +1,5 @@
 """From an experiment, or from one's own data and model, to a run: build, run or resume, and what comes out."""
 
-import contextlib
 import copy
 import hashlib
 import platform
@@ -8,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -327,10 +326,9 @@ def _run(
         state = Checkpoint(round, server, federation.clients.states(), folder.offsets())
         save(folder.path / "checkpoints", state, experiment.hash())
 
-    with _deterministic():
-        server = federation.run(folder, server, first, checkpoint, checkpoint_every, stop)
+    server = federation.run(folder, server, first, checkpoint, checkpoint_every, stop)
     notes = notes + list(getattr(federation.clients, "notes", []))
-    folder.write_json("environment.json", environment | {"notes": notes})
+    folder.write_json("environment.json", environment | _device_seconds(federation.clients) | {"notes": notes})
     done = Run(experiment, folder, federation, server, pool, notes)
     folder.write_json("summary.json", done.summary)
     if out is not None:
@@ -382,17 +380,6 @@ def _difference(stored: Experiment, experiment: Experiment) -> str:
     return "no setting differs"
 
 
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    """Ask cuDNN for repeatable kernels while a run goes on."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
-
-
 def _describe(pool: Pool) -> dict[str, Any]:
     classes = [int(pool.y[rows].unique().numel()) for rows in map(pool.train.client, range(pool.total_clients))]
     return {
@@ -421,6 +408,13 @@ def _environment(federation: Federation, experiment: Experiment) -> dict[str, An
         "dtype": str(federation.task.dtype).removeprefix("torch."),
         "backend": getattr(federation.clients, "name", "unknown"),
     }
+
+
+def _device_seconds(clients: Any) -> dict[str, Any]:
+    """Where the device's time went, if the clients' runner counts it."""
+    runner = getattr(clients, "runner", None)
+    seconds = {name: round(s, 3) for name, s in runner.timings().items()} if runner else {}
+    return {"device_seconds": seconds} if seconds else {}
 
 
 def _git_hash() -> str | None:

@@ -20,6 +20,7 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
     pool, results, breaks = clients.pool, [], 0
     ids = torch.tensor(list(call.clients), device=clients.root.device)
     keys = rng.stream(clients.root, call.purpose, call.round, ids)
+    clock = clients.clock(call.round)
     for i, client in enumerate(call.clients):
         n = pool.train.sizes[client]
         rows, size = pool.train.block([client], call.width or n)
@@ -30,7 +31,7 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
             held_out[name] = clients.data(split_rows[0], split_size[0], extra)
         stored = clients.stored(client)
         data = clients.data(rows[0], size[0], extra)
-        local = clients.desk(call.round, data, keys[i], stored["moments"], [n], mapped=False)
+        local = clients.desk(clock, data, keys[i], stored["moments"], n, n)
         down = call.shared | tree.map(lambda x, i=i: x[i], call.own)
         with torch.no_grad():
             results.append(tree.detach(call.fn(local, held_out, stored["state"], down)))

@@ -13,9 +13,10 @@ from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
 from bespoke.core.data import Data, Pool, Rows
+from bespoke.core.lanes import Eager, Runner
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
-from bespoke.core.task import Task
+from bespoke.core.task import Task, arithmetic
 from bespoke.core.tree import Tree
 
 TEST_CHUNK = 256
@@ -75,6 +76,7 @@ class Simulated(ABC):
         self.algorithm, self.task, self.params, self.training = algorithm, task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
+        self.host_root = rng.key(seed)  # keys are made on the host, where they cost no launches
         self.adapt_rounds, self.adapt_epochs = adapt_rounds, adapt_epochs
         self.notes: list[str] = []
         self._states: dict[int, Tree] = {}  # of the clients that took part: {"state": ..., "moments": ...}
@@ -84,7 +86,7 @@ class Simulated(ABC):
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Run ``client_update`` for each client."""
-        out, padding, breaks = self._map(Call(self._update, clients, rng.TRAIN, round, shared, own))
+        out, padding, breaks = self._work(Call(self._update, clients, rng.TRAIN, round, shared, own))
         count, device = len(clients), self.root.device
         kept = {"state": out["state"], "moments": out["moments"]}
         sound = zip(clients, tree.finite(out["up"], count).tolist(), tree.finite(kept, count).tolist(), strict=True)
@@ -117,7 +119,7 @@ class Simulated(ABC):
             places = [i for i, c in enumerate(clients) if self.took_part(c) == seen]
             if places:
                 call = Call(work, clients, rng.EVAL, round, shared, own, held_out=True).part(places)
-                rows |= self._rows(call.clients, self._map(call).tree)
+                rows |= self._rows(call.clients, self._work(call).tree)
         return [row for c in clients for row in rows[c]]
 
     def took_part(self, client: int) -> bool:
@@ -138,7 +140,7 @@ class Simulated(ABC):
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
         width = max(self.pool.train.sizes[c] for c in clients)
         work: ClientFunction = lambda local, _, state, down: fn(local, state, down)  # noqa: E731
-        return self._map(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
+        return self._work(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
         """The personal models themselves, one tree a client: for saving and for use outside."""
@@ -146,7 +148,7 @@ class Simulated(ABC):
         for i, client in enumerate(clients):  # one at a time, so that only the results lie in memory
             work = self._personal if self.took_part(client) else self._adapted_personal
             call = Call(work, clients, rng.EVAL, round, shared, own).part([i])
-            models += tree.unstack(self._map(call).tree, 1)
+            models += tree.unstack(self._work(call).tree, 1)
         return models
 
     # --- one client's work --------------------------------------------------------------------------------------
@@ -240,20 +242,37 @@ class Simulated(ABC):
         state = self.algorithm.client_init(self.task, self.params, torch.tensor(known, device=self.root.device))
         return {"state": state, "moments": self._moments_like or {}}
 
-    def desk(self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool) -> Local:
-        """The desk of a client, or of a block of clients with these sizes inside vmap."""
-        device, lr = self.root.device, self.training.lr * self.training.lr_factor(max(round, 1))
+    def clock(self, round: int) -> Tree:
+        """What tells a client the time, as 0-d tensors: the round, their number, and the round's learning rate."""
+        lr = self.training.lr * self.training.lr_factor(max(round, 1))
+        device = self.root.device
+        return {
+            "round": torch.full((), round, dtype=torch.int64, device=device),
+            "rounds": torch.full((), self.training.rounds, dtype=torch.int64, device=device),
+            "lr": torch.full((), lr, dtype=self.task.dtype, device=device),
+        }
+
+    def desk(
+        self,
+        clock: Tree,
+        data: Data,
+        key: Tensor,
+        moments: Tree,
+        smallest: int,
+        largest: int,
+        runner: Runner | None = None,
+    ) -> Local:
+        """The desk of a client; with a runner, of each client of a block inside vmap."""
         return Local(
             task=self.task,
             data=data,
             key=key,
-            round=torch.tensor(round, device=device),
-            rounds=torch.tensor(self.training.rounds, device=device),
-            lr=torch.tensor(lr, dtype=self.task.dtype, device=device),
+            **clock,
             training=self.training,
-            smallest=min(sizes),
-            largest=max(sizes),
-            mapped=mapped,
+            smallest=smallest,
+            largest=largest,
+            mapped=runner is not None,
+            runner=runner or Eager(),
             moments=moments,
         )
 
@@ -261,6 +280,11 @@ class Simulated(ABC):
         """What a client sees of the pool through its rows (width,)."""
         pool = self.pool
         return Data(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
+
+    def _work(self, call: Call) -> Mapped:
+        """Run a call in the task's precision."""
+        with arithmetic(self.task.precision):
+            return self._map(call)
 
     @abstractmethod
     def _map(self, call: Call) -> Mapped:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Tree = dict[str, Any]
 
@@ -62,6 +63,20 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
         if name:
             branch[name] = value
     return tree
+
+
+def flatten_any(value: Any) -> tuple[list[Tensor], Any]:
+    """The tensors in nested dicts, lists and tuples of anything, and what :func:`unflatten_any` needs beside them."""
+    leaves, spec = pytree.tree_flatten(value)
+    others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], (spec, others)
+
+
+def unflatten_any(tensors: Sequence[Tensor], spec: Any) -> Any:
+    """The inverse of :func:`flatten_any`."""
+    structure, others = spec
+    left = iter(tensors)
+    return pytree.tree_unflatten([next(left) if other is None else other[0] for other in others], structure)
 
 
 def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
