@@ -64,7 +64,7 @@ class BatchedClients(Simulated):
             name: lists.block(group, max(1, *(lists.sizes[c] for c in group)) + self.padding)
             for name, lists in (self.held_out().items() if call.held_out else ())
         }
-        stored = tree.stack([self.stored(c) for c in group])
+        stored = self.stored(group, mapped=True)
         keys = rng.stream(self.root, call.purpose, call.round, ids)
         extra = tree.take(pool.extra, ids)
         desks: list[Local] = []

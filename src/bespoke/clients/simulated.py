@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional as F
 
 from bespoke.clients.protocol import Evaluated, Trained
+from bespoke.clients.states import StateStore
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
 from bespoke.core.data import Data, Pool, Rows
@@ -70,15 +72,18 @@ class Simulated(ABC):
         *,
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
+        states: str = "device",
     ) -> None:
-        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'."""
+        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'.
+
+        ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
+        """
         self.algorithm, self.task, self.params, self.training = algorithm, task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
         self.adapt_rounds, self.adapt_epochs = adapt_rounds, adapt_epochs
         self.notes: list[str] = []
-        self._states: dict[int, Tree] = {}  # of the clients that took part: {"state": ..., "moments": ...}
-        self._moments_like: Tree | None = None
+        self.store = StateStore(states, task.device)  # of the clients that took part: {"state": ..., "moments": ...}
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -95,13 +100,10 @@ class Simulated(ABC):
         }
         places = [i for i, c in enumerate(clients) if c not in refused]
         accepted = [clients[i] for i in places]
-        states = tree.unstack(kept, count)
-        self._states |= {clients[i]: states[i] for i in places}
-        if places and self._moments_like is None:
-            self._moments_like = tree.zeros_like(states[places[0]]["moments"])
+        index = torch.tensor(places, dtype=torch.int64, device=device)
+        self.store.put(accepted, tree.take(kept, index))
         by_rows = self.training.weighting == "samples"
         weights = [float(self.pool.train.sizes[c]) if by_rows else 1.0 for c in accepted]
-        index = torch.tensor(places, dtype=torch.int64, device=device)
         uploads = Uploads(
             tree.take(out["up"], index),
             torch.tensor(weights, dtype=torch.float64, device=device),
@@ -122,17 +124,12 @@ class Simulated(ABC):
 
     def took_part(self, client: int) -> bool:
         """Whether an upload of this client was ever accepted."""
-        return client in self._states
+        return client in self.store
 
     def states(self) -> dict[int, Tree]:
-        """The stored states by client."""
-        return dict(self._states)
-
-    def restore(self, states: dict[int, Tree]) -> None:
-        """Replace the stored states."""
-        self._states = {c: tree.to(s, self.root.device) for c, s in states.items()}
-        like = next(iter(self._states.values()), None)
-        self._moments_like = None if like is None else tree.zeros_like(like["moments"])
+        """All stored states by client, for a look at them: they may be many."""
+        ids = self.store.ids()
+        return dict(zip(ids, tree.unstack(self.store.get(ids), len(ids)), strict=True)) if ids else {}
 
     def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
@@ -230,15 +227,33 @@ class Simulated(ABC):
     def held_out(self) -> dict[str, Rows]:
         """The splits that have rows at all, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
-        return {name: rows for name, rows in splits.items() if any(rows.sizes)}
+        return {name: rows for name, rows in splits.items() if len(rows.index)}
 
-    def stored(self, client: int) -> Tree:
-        """A client's state and moments: stored ones, or the first ones of a client that never took part."""
-        if client in self._states:
-            return self._states[client]
-        known = client if client < self.pool.num_clients else -1
-        state = self.algorithm.client_init(self.task, self.params, torch.tensor(known, device=self.root.device))
-        return {"state": state, "moments": self._moments_like or {}}
+    def stored(self, clients: Sequence[int], mapped: bool = False) -> Tree:
+        """States and moments, leaves (K, ...): stored ones, or the first ones of clients that never took part."""
+        parts, places = list[Tree](), list[list[int]]()
+        for seen in (True, False):
+            if chosen := [i for i, c in enumerate(clients) if self.took_part(c) == seen]:
+                ids = [clients[i] for i in chosen]
+                parts.append(self.store.get(ids) if seen else self._first(ids, mapped))
+                places.append(chosen)
+        return tree.merge(parts, places)
+
+    def _first(self, clients: Sequence[int], mapped: bool) -> Tree:
+        """What clients that never took part start with, leaves (K, ...)."""
+        device, known = self.root.device, [c if c < self.pool.num_clients else -1 for c in clients]
+        ids = torch.tensor(known, device=device)
+
+        def init(client: Tensor) -> Tree:
+            return self.algorithm.client_init(self.task, self.params, client)
+
+        try:
+            state = tree.map(Tensor.contiguous, vmap(init)(ids)) if mapped else tree.stack([init(c) for c in ids])
+        except RuntimeError:  # only the first state looks at the id's value: the client's work may still be mapped
+            state = tree.stack([init(c) for c in ids])
+        moments = self.store.layout.get("moments", {})
+        zeros = tree.map(lambda x: torch.zeros((len(clients), *x.shape), dtype=x.dtype, device=device), moments)
+        return {"state": state, "moments": zeros}
 
     def desk(self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool) -> Local:
         """The desk of a client, or of a block of clients with these sizes inside vmap."""

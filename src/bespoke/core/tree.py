@@ -142,6 +142,16 @@ def concat(parts: Sequence[Tree]) -> Tree:
     return map(lambda *xs: torch.cat(xs), *parts)
 
 
+def merge(parts: Sequence[Tree], places: Sequence[Sequence[int]]) -> Tree:
+    """Stacked trees as one: row i of part p becomes row ``places[p][i]``. All places together are 0..K-1."""
+    order = [place for part in places for place in part]
+    whole = parts[0] if len(parts) == 1 else concat(parts)
+    if order == sorted(order):
+        return whole
+    like = next(leaves(whole), torch.empty(0))
+    return take(whole, torch.tensor(order).argsort().to(like.device, non_blocking=True))
+
+
 def finite(stacked: Tree, count: int) -> Tensor:
     """For each of ``count`` clients, whether all its floating leaves are finite: bool [count]."""
     sound: Tensor | None = None
