@@ -1,8 +1,8 @@
 """pFedFDA's CIFAR-10 run, whole: 100 clients, Dir(0.5), 30 a round, 200 rounds of 5 epochs, from start to results.
 
-Each run is a process of its own, timed from before its start. ``python benchmarks/paper_run.py`` needs CUDA and the real
-CIFAR-10 (``bespoke data fetch cifar10``); it prints a table and writes ``paper_run.json`` beside itself. The time of
-loading and compiling kernels is that of a first run; it is shown beside the second, which finds them in the cache.
+Each run is a process of its own, timed from before its start. ``python benchmarks/paper_run.py`` needs CUDA and the
+real CIFAR-10 (``bespoke data fetch cifar10``); it prints a table and writes ``paper_run.json`` beside itself. The time
+of compiling kernels is that of a first run; it is shown beside the second, which finds them in the cache.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def child(method: str, began: float, seed: int, precision: str, overrides: list[
     for phase in ("train", "aggregate", "evaluate", "record", "checkpoint"):
         laps[phase] = sum(r.get(phase, 0.0) for r in rounds[1:])
     laps["total"] = done - began
-    device = run.folder.environment().get("device_seconds", {})
+    device = run.folder.read_json("environment.json").get("device_seconds", {})
     last = next(iter(run.summary["views"].values()))["last"]["all"]
     waste = [r["padding_waste"] for r in run.folder.rounds()]
     print(

@@ -339,7 +339,7 @@ def test_restored_clients_go_on_as_if_nothing_had_happened(backend, settings):
     shared = {"model": params()}
     first.train(1, [0, 1, 3], shared, {})
     second = make(backend, Ditto(), training)
-    second.restore({c: turned(s) for c, s in first.states().items()})
+    second.store.put([0, 1, 3], turned(first.store.get([0, 1, 3])))
     for clients in (first, second):
         clients.train(2, EVERYONE, shared, {})
     for c in EVERYONE:
@@ -581,7 +581,7 @@ def test_kept_moments_belong_to_training_and_not_to_personalisation(backend):
         clients.train(1, EVERYONE, {"model": params()}, {})
         models.append(clients.personal(1, EVERYONE, {"model": params()}, {}))
     assert max(gap(a, b) for a, b in zip(*models, strict=True)) == 0.0
-    assert "0" in clients._states[0]["moments"]  # there was something to keep
+    assert "0" in clients.store.layout["moments"]  # there was something to keep
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

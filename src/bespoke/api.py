@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bespoke import __version__
 from bespoke.checkpoint import Checkpoint, load_newest, save
 from bespoke.clients import BatchedClients, LoopClients, Simulated
+from bespoke.clients.states import KINDS
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import Data, Pool
@@ -32,8 +33,9 @@ from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.experiment import Experiment, from_tables, load
 from bespoke.federation import Evaluation, Event, Federation
+from bespoke.files import write_atomic
 from bespoke.models import ModelSettings, build_task
-from bespoke.records import RunFolder, write_atomic
+from bespoke.records import RunFolder
 from bespoke.report.summary import summarise
 
 BACKENDS = {"batched": BatchedClients, "loop": LoopClients}
@@ -130,6 +132,13 @@ def pick_backend(backend: str, device: torch.device) -> str:
     return backend
 
 
+def pick_precision(precision: str, device: torch.device, dtype: torch.dtype) -> str:
+    """``auto`` is float32 on the CPU (and wherever torch computes in another type by default), and fast on CUDA."""
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" and dtype == torch.float32 else "fp32"
+    return precision
+
+
 def pick_device(device: str) -> torch.device:
     """``auto`` is CUDA where there is some, else the CPU."""
     if device == "auto":
@@ -147,8 +156,10 @@ def pick_device(device: str) -> torch.device:
 
 
 def _assemble(
-    experiment: Experiment, pool: Pool, task: Task, params: Tree, backend: str, callbacks: Sequence[Any]
+    experiment: Experiment, pool: Pool, task: Task, params: Tree, backend: str, states: str, callbacks: Sequence[Any]
 ) -> Federation:
+    if states not in KINDS:
+        raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
     task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     evaluation = experiment.evaluation
     clients = BACKENDS[pick_backend(backend, task.device)](
@@ -160,6 +171,7 @@ def _assemble(
         experiment.seed,
         adapt_rounds=evaluation.adapt_rounds,
         adapt_epochs=evaluation.adapt_epochs,
+        states=states,
     )
     return Federation(
         algorithm=experiment.method,
@@ -185,6 +197,8 @@ def run(
     *,
     backend: str = "auto",
     device: str = "auto",
+    precision: str = "auto",
+    states: str = "device",
     resume: bool = False,
     callbacks: Sequence[Callable[[Event], None]] = (),
     checkpoint_every: int = 10,
@@ -194,7 +208,11 @@ def run(
     """Run an experiment, or the one in a file or of a shipped name, and return its records and models.
 
     ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
-    goes on from the newest sound checkpoint in ``out``. ``about`` is added to ``environment.json``.
+    goes on from the newest sound checkpoint in ``out``. ``precision`` is that of products of matrices on CUDA:
+    ``fp32``, ``tf32``, or ``bf16``, which the shipped models know and ``auto`` takes. ``states`` says where the
+    states of clients are kept while they are not at work: on the ``device``, on the ``host``, or on ``disk``, for
+    populations larger than memory.
+    ``about`` is added to ``environment.json``.
     """
     if isinstance(experiment, str | Path):
         experiment, _ = load(experiment)
@@ -202,8 +220,9 @@ def run(
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
     pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
-    task = build_task(experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype())
-    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, callbacks)
+    where, dtype = pick_device(device), torch.get_default_dtype()
+    task = build_task(experiment.model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
+    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states, callbacks)
     described = _describe(pool) | partition.describe()
     return _run(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})
 
@@ -222,6 +241,7 @@ def federate(
     out: str | Path | None = None,
     backend: str = "auto",
     device: str = "auto",
+    states: str = "device",
     resume: bool = False,
     evaluate_every: int = 0,
     callbacks: Sequence[Callable[[Event], None]] = (),
@@ -232,7 +252,7 @@ def federate(
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
     ``model`` any module whose sub-module ``head`` maps features to logits, its weights being the common
     start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
-    ``num_classes`` defaults to the largest label plus one.
+    ``num_classes`` defaults to the largest label plus one; the other arguments are as in :func:`run`.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
@@ -265,7 +285,7 @@ def federate(
         ),
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
     )
-    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, callbacks)
+    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, states, callbacks)
     return _run(experiment, federation, pool, _describe(pool), out, resume, 10, lambda: False, {})
 
 
@@ -306,7 +326,8 @@ def _run(
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
     folder = _temporary_folder() if out is None else RunFolder.create(out)
-    first, server, notes = 1, None, list[str]()
+    checkpoints, store = RunFolder.create(folder.path / "checkpoints").path, federation.clients.store
+    first, server, found, notes = 1, None, None, list[str]()
     if folder.holds_run():
         if not resume:
             raise UserError(
@@ -315,16 +336,15 @@ def _run(
         found, notes = _find_start(experiment, folder, federation)
         if found is not None:
             first, server = found.round + 1, found.server
-            federation.clients.restore(found.clients)
         folder.truncate(found.offsets if found else dict.fromkeys(folder.offsets(), 0))
+    store.open(checkpoints, found.states if found else ())
     write_atomic(folder.path / "config.toml", experiment.toml())
     folder.write_json("federation.json", described)
     environment = _environment(federation, experiment) | about
     folder.write_json("environment.json", environment | {"notes": notes})
 
     def checkpoint(round: int, server: Tree) -> None:
-        state = Checkpoint(round, server, federation.clients.states(), folder.offsets())
-        save(folder.path / "checkpoints", state, experiment.hash())
+        save(checkpoints, Checkpoint(round, server, store.flush(), folder.offsets()), experiment.hash())
 
     server = federation.run(folder, server, first, checkpoint, checkpoint_every, stop)
     notes = notes + list(getattr(federation.clients, "notes", []))
@@ -406,7 +426,9 @@ def _environment(federation: Federation, experiment: Experiment) -> dict[str, An
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "dtype": str(federation.task.dtype).removeprefix("torch."),
+        "precision": federation.task.precision,
         "backend": getattr(federation.clients, "name", "unknown"),
+        "states": federation.clients.store.kind,
     }
 
 

@@ -4,5 +4,6 @@ from bespoke.clients.batched import BatchedClients
 from bespoke.clients.loop import LoopClients
 from bespoke.clients.protocol import Clients, Evaluated, Trained
 from bespoke.clients.simulated import Simulated
+from bespoke.clients.states import StateStore
 
-__all__ = ["BatchedClients", "Clients", "Evaluated", "LoopClients", "Simulated", "Trained"]
+__all__ = ["BatchedClients", "Clients", "Evaluated", "LoopClients", "Simulated", "StateStore", "Trained"]

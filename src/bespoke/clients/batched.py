@@ -98,7 +98,7 @@ class BatchedClients(Simulated):
             },
             "key": on_device(rng.stream(self.host_root, call.purpose, call.round, torch.tensor(list(group))), device),
             "extra": tree.take(pool.extra, ids),
-            "stored": tree.stack([self.stored(c) for c in group]),
+            "stored": self.stored(group, mapped=True),
             "own": call.own,
         }
         same = {"shared": call.shared, "clock": self.clock(call.round)}

@@ -29,7 +29,7 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
         for name, lists in clients.held_out().items() if call.held_out else ():
             split_rows, split_size = lists.block([client], max(1, lists.sizes[client]))
             held_out[name] = clients.data(split_rows[0], split_size[0], extra)
-        stored = clients.stored(client)
+        stored = tree.map(lambda x: x[0], clients.stored([client]))
         data = clients.data(rows[0], size[0], extra)
         local = clients.desk(clock, data, keys[i], stored["moments"], n, n)
         down = call.shared | tree.map(lambda x, i=i: x[i], call.own)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from bespoke.clients.states import StateStore
 from bespoke.core.algorithm import Uploads
 from bespoke.core.tree import Tree
 
@@ -34,6 +35,8 @@ class Evaluated(NamedTuple):
 class Clients(Protocol):
     """How a server reaches its clients. ``shared`` goes to all, ``own`` (leaves (K, ...)) to each."""
 
+    store: StateStore  # the states of the clients that took part, for checkpoints
+
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let each client do one round of local work; states change only for accepted uploads."""
         ...
@@ -44,12 +47,4 @@ class Clients(Protocol):
 
     def took_part(self, client: int) -> bool:
         """Whether an upload of this client was ever accepted."""
-        ...
-
-    def states(self) -> dict[int, Tree]:
-        """The stored states by client, for a checkpoint."""
-        ...
-
-    def restore(self, states: dict[int, Tree]) -> None:
-        """Replace the stored states."""
         ...

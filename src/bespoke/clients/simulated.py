@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional as F
 
 from bespoke.clients.protocol import Evaluated, Trained
+from bespoke.clients.states import StateStore
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
-from bespoke.core.data import Data, Pool, Rows
+from bespoke.core.data import Data, Pool, Rows, on_device
 from bespoke.core.lanes import Eager, Runner
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
@@ -52,6 +54,12 @@ class Mapped(NamedTuple):
     host_breaks: int = 0
 
 
+def _to_host(columns: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Values (K,) by name as lists, in one transfer."""
+    rows = torch.stack([column.double() for column in columns.values()]).tolist()
+    return dict(zip(columns, rows, strict=True))
+
+
 class Simulated(ABC):
     """Clients that live in this process: their data, their states, and how one of them works.
 
@@ -71,45 +79,47 @@ class Simulated(ABC):
         *,
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
+        states: str = "device",
     ) -> None:
-        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'."""
+        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'.
+
+        ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
+        """
         self.algorithm, self.task, self.params, self.training = algorithm, task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
         self.host_root = rng.key(seed)  # keys are made on the host, where they cost no launches
         self.adapt_rounds, self.adapt_epochs = adapt_rounds, adapt_epochs
         self.notes: list[str] = []
-        self._states: dict[int, Tree] = {}  # of the clients that took part: {"state": ..., "moments": ...}
-        self._moments_like: Tree | None = None
+        self.store = StateStore(states, task.device)  # of the clients that took part: {"state": ..., "moments": ...}
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Run ``client_update`` for each client."""
         out, padding, breaks = self._work(Call(self._update, clients, rng.TRAIN, round, shared, own))
-        count, device = len(clients), self.root.device
-        kept = {"state": out["state"], "moments": out["moments"]}
-        sound = zip(clients, tree.finite(out["up"], count).tolist(), tree.finite(kept, count).tolist(), strict=True)
+        flags = {f"sound/{part}": sound for part, sound in out["sound"].items()}
+        told = _to_host(flags | {f"logged/{name}": value for name, value in out["logged"].items()})
         refused = {
-            client: f"its {'state' if upload_sound else 'upload'} holds NaN or inf"
-            for client, upload_sound, state_sound in sound
-            if not (upload_sound and state_sound)
+            client: f"its {'state' if upload else 'upload'} holds NaN or inf"
+            for client, upload, state in zip(clients, told["sound/up"], told["sound/kept"], strict=True)
+            if not (upload and state)
         }
         places = [i for i, c in enumerate(clients) if c not in refused]
         accepted = [clients[i] for i in places]
-        states = tree.unstack(kept, count)
-        self._states |= {clients[i]: states[i] for i in places}
-        if places and self._moments_like is None:
-            self._moments_like = tree.zeros_like(states[places[0]]["moments"])
+        up, kept = out["up"], {"state": out["state"], "moments": out["moments"]}
+        if refused:
+            index = on_device(torch.tensor(places, dtype=torch.int64), self.root.device)
+            up, kept = tree.take(up, index), tree.take(kept, index)
+        self.store.put(accepted, kept)
         by_rows = self.training.weighting == "samples"
         weights = [float(self.pool.train.sizes[c]) if by_rows else 1.0 for c in accepted]
-        index = torch.tensor(places, dtype=torch.int64, device=device)
         uploads = Uploads(
-            tree.take(out["up"], index),
-            torch.tensor(weights, dtype=torch.float64, device=device),
-            torch.tensor(accepted, dtype=torch.int64, device=device),
+            up,
+            on_device(torch.tensor(weights, dtype=torch.float64), self.root.device),
+            on_device(torch.tensor(accepted, dtype=torch.int64), self.root.device),
         )
-        logged = {name: values.index_select(0, index).tolist() for name, values in out["logged"].items()}
+        logged = {name: [told[f"logged/{name}"][i] for i in places] for name in out["logged"]}
         return Trained(uploads, refused, logged, padding, breaks)
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
@@ -124,17 +134,12 @@ class Simulated(ABC):
 
     def took_part(self, client: int) -> bool:
         """Whether an upload of this client was ever accepted."""
-        return client in self._states
+        return client in self.store
 
     def states(self) -> dict[int, Tree]:
-        """The stored states by client."""
-        return dict(self._states)
-
-    def restore(self, states: dict[int, Tree]) -> None:
-        """Replace the stored states."""
-        self._states = {c: tree.to(s, self.root.device) for c, s in states.items()}
-        like = next(iter(self._states.values()), None)
-        self._moments_like = None if like is None else tree.zeros_like(like["moments"])
+        """All stored states by client, for a look at them: they may be many."""
+        ids = self.store.ids()
+        return dict(zip(ids, tree.unstack(self.store.get(ids), len(ids)), strict=True)) if ids else {}
 
     def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
@@ -158,7 +163,9 @@ class Simulated(ABC):
         leaked = up.keys() & set(self.algorithm.private)
         if leaked:
             raise ValueError(f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private")
-        return {"state": new, "up": up, "moments": local.moments, "logged": local.logged}
+        sound = {"up": tree.sound(up), "kept": tree.sound({"state": new, "moments": local.moments})}
+        flags = {part: torch.ones_like(local.n, dtype=torch.bool) if ok is None else ok for part, ok in sound.items()}
+        return {"state": new, "up": up, "moments": local.moments, "logged": local.logged, "sound": flags}
 
     def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
         training = replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training
@@ -232,15 +239,33 @@ class Simulated(ABC):
     def held_out(self) -> dict[str, Rows]:
         """The splits that have rows at all, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
-        return {name: rows for name, rows in splits.items() if any(rows.sizes)}
+        return {name: rows for name, rows in splits.items() if len(rows.index)}
 
-    def stored(self, client: int) -> Tree:
-        """A client's state and moments: stored ones, or the first ones of a client that never took part."""
-        if client in self._states:
-            return self._states[client]
-        known = client if client < self.pool.num_clients else -1
-        state = self.algorithm.client_init(self.task, self.params, torch.tensor(known, device=self.root.device))
-        return {"state": state, "moments": self._moments_like or {}}
+    def stored(self, clients: Sequence[int], mapped: bool = False) -> Tree:
+        """States and moments, leaves (K, ...): stored ones, or the first ones of clients that never took part."""
+        parts, places = list[Tree](), list[list[int]]()
+        for seen in (True, False):
+            if chosen := [i for i, c in enumerate(clients) if self.took_part(c) == seen]:
+                ids = [clients[i] for i in chosen]
+                parts.append(self.store.get(ids) if seen else self._first(ids, mapped))
+                places.append(chosen)
+        return tree.merge(parts, places)
+
+    def _first(self, clients: Sequence[int], mapped: bool) -> Tree:
+        """What clients that never took part start with, leaves (K, ...)."""
+        device, known = self.root.device, [c if c < self.pool.num_clients else -1 for c in clients]
+        ids = torch.tensor(known, device=device)
+
+        def init(client: Tensor) -> Tree:
+            return self.algorithm.client_init(self.task, self.params, client)
+
+        try:
+            state = tree.map(Tensor.contiguous, vmap(init)(ids)) if mapped else tree.stack([init(c) for c in ids])
+        except RuntimeError:  # only the first state looks at the id's value: the client's work may still be mapped
+            state = tree.stack([init(c) for c in ids])
+        moments = self.store.layout.get("moments", {})
+        zeros = tree.map(lambda x: torch.zeros((len(clients), *x.shape), dtype=x.dtype, device=device), moments)
+        return {"state": state, "moments": zeros}
 
     def clock(self, round: int) -> Tree:
         """What tells a client the time, as 0-d tensors: the round, their number, and the round's learning rate."""

@@ -157,14 +157,20 @@ def concat(parts: Sequence[Tree]) -> Tree:
     return map(lambda *xs: torch.cat(xs), *parts)
 
 
-def finite(stacked: Tree, count: int) -> Tensor:
-    """For each of ``count`` clients, whether all its floating leaves are finite: bool [count]."""
-    sound: Tensor | None = None
-    for x in leaves(stacked):
-        if x.is_floating_point():
-            ok = torch.isfinite(x).reshape(count, -1).all(dim=1)
-            sound = ok if sound is None else sound & ok
-    return torch.ones(count, dtype=torch.bool) if sound is None else sound
+def merge(parts: Sequence[Tree], places: Sequence[Sequence[int]]) -> Tree:
+    """Stacked trees as one: row i of part p becomes row ``places[p][i]``. All places together are 0..K-1."""
+    order = [place for part in places for place in part]
+    whole = parts[0] if len(parts) == 1 else concat(parts)
+    if order == sorted(order):
+        return whole
+    like = next(leaves(whole), torch.empty(0))
+    return take(whole, torch.tensor(order).argsort().to(like.device, non_blocking=True))
+
+
+def sound(tree: Tree) -> Tensor | None:
+    """Whether all floating leaves are finite, a 0-d bool; None if there are none."""
+    checks = [torch.isfinite(x).all() for x in leaves(tree) if x.is_floating_point()]
+    return torch.stack(checks).all() if checks else None
 
 
 def nbytes(tree: Tree, stacked: bool = False) -> int:
