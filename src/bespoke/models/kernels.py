@@ -186,11 +186,11 @@ def _chosen(gradient, code, slope):
     return tl.where((code & 4) > 0, value, value * slope)
 
 
-@triton.jit(do_not_specialize=["rows", "rows_each", "H", "W", "OH", "OW"])
+@triton.jit(do_not_specialize=["rows", "rows_each", "splits", "H", "W", "OH", "OW"])
 def _weight_gradient(
-    x, dy, code, parts, bias_parts, x_stride, slope, rows, rows_each, H, W, OH, OW,
+    x, dy, code, parts, bias_parts, x_stride, slope, rows, rows_each, splits, H, W, OH, OW,
     C: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr, SPLITS: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Parts of the gradient (place in the patch and channel, output), each over ``rows_each`` output pixels.
@@ -234,7 +234,7 @@ def _weight_gradient(
         else:
             acc0 = tl.dot(a, g, acc0, input_precision=TYPE)
     WINDOW: tl.constexpr = 4 if POOL else 1
-    place = parts + (client * SPLITS + split) * (WINDOW * DEPTH * OUTP) + k[:, None] * OUTP + n[None, :]
+    place = parts + (client * splits + split) * (WINDOW * DEPTH * OUTP) + k[:, None] * OUTP + n[None, :]
     inside = (k < DEPTH)[:, None]
     tl.store(place, acc0, mask=inside)
     if POOL:
@@ -242,13 +242,13 @@ def _weight_gradient(
         tl.store(place + 2 * DEPTH * OUTP, acc2, mask=inside)
         tl.store(place + 3 * DEPTH * OUTP, acc3, mask=inside)
         if tl.program_id(0) // COLUMNS == 0:
-            tl.store(bias_parts + (client * SPLITS + split) * OUTP + n, tl.sum(bias, 0))
+            tl.store(bias_parts + (client * splits + split) * OUTP + n, tl.sum(bias, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _sum_parts(
-    parts, bias_parts, dw, db, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, SPLITS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
+    parts, bias_parts, dw, db, splits, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Sums the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
     client = tl.program_id(2).to(tl.int64)
@@ -261,8 +261,8 @@ def _sum_parts(
     SIZE: tl.constexpr = HEIGHT * WIDTH * CP * OUTP
     inside = (j < C * KH * KW)[:, None] & (n < OUTP)[None, :]
     total = tl.zeros((BJ, BN), tl.float32)
-    parts += client * (SPLITS * WINDOW * SIZE)
-    for split in range(SPLITS):
+    parts += client * (splits * WINDOW * SIZE)
+    for split in range(splits):
         for q in tl.static_range(WINDOW):
             row = ((u + q // 2) * WIDTH + v + q % 2) * CP + c
             place = parts + (split * WINDOW + q) * SIZE + row[:, None] * OUTP + n[None, :]
@@ -272,8 +272,8 @@ def _sum_parts(
     if POOL:  # noqa: SIM102 - decided when compiling
         if tl.program_id(0) == 0:
             bias = tl.zeros((BN,), tl.float32)
-            for split in range(SPLITS):
-                bias += tl.load(bias_parts + (client * SPLITS + split) * OUTP + n, mask=n < OUTP, other=0.0)
+            for split in range(splits):
+                bias += tl.load(bias_parts + (client * splits + split) * OUTP + n, mask=n < OUTP, other=0.0)
             tl.store(db + client * OUT + n, bias, mask=n < OUT)
 
 
@@ -444,8 +444,8 @@ def weight_gradient(
     bias_parts = maps.new_empty((clients, splits, outp), dtype=torch.float32) if conv.pooled else None
     constants = _constants(weight, conv)
     _weight_gradient[tiles, splits, clients](
-        maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, rows, rows_each, height, width, oh, ow,
-        C=cp, SPLITS=splits, **constants, **_cut(blocks),
+        maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, rows, rows_each, splits, height, width, oh, ow,
+        C=cp, **constants, **_cut(blocks),
     )  # fmt: skip
     dw = parts.new_empty((clients, *weight))
     db = parts.new_empty((clients, outputs)) if conv.pooled else None
@@ -453,7 +453,7 @@ def weight_gradient(
     bj, bn = _power(places, high=64), _power(outp, high=32)
     grid = (triton.cdiv(places, bj), triton.cdiv(outp, bn), clients)
     _sum_parts[grid](
-        parts, bias_parts, dw, db, channels, cp, outputs, outp, kh, kw, conv.pooled, SPLITS=splits, BJ=bj, BN=bn
+        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn
     )
     return dw, db
 

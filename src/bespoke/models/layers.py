@@ -151,11 +151,3 @@ def he_init(module: nn.Module) -> nn.Module:
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
     return module
-
-
-def set_precision(module: nn.Module, precision: str) -> nn.Module:
-    """The module with its layers computing in a precision, where they know how."""
-    for layer in module.modules():
-        if hasattr(layer, "precision"):
-            layer.precision = precision  # type: ignore[assignment]
-    return module
