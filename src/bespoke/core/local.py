@@ -154,6 +154,7 @@ class Local:
         if not params:
             return params
         training, mapped = self.training, self.mapped
+        owned = mapped and self.runner.owns_carry
         slot = str(tag)
         moments = optim.init(training, params)
         if kept := self.moments.get(slot):  # by name: a tree read from a file may be in another order
@@ -168,14 +169,20 @@ class Local:
         def finish(carry: Tree, out: Tree, consts: tuple[Any, ...], active: Tensor | None) -> Tree:
             leaves = list(tree.leaves(carry["params"]))
             moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
-            new, kept = optim.update(training, leaves, list(tree.leaves(out["grads"])), moments, consts[0], mapped)
+            grads, rates = list(tree.leaves(out["grads"])), consts[0]
+            seen = {"loss": carry["loss"] + out["loss"] * out["rows"], "rows": carry["rows"] + out["rows"]}
+            if active is not None:
+                seen = {name: choose(active, new, carry[name]) for name, new in seen.items()}
+            if owned and optim.update_in_place(training, leaves, grads, moments, rates, active):
+                return carry | seen
+            new, kept = optim.update(training, leaves, grads, moments, rates, mapped)
             done = {
                 "params": _refill(carry["params"], iter(new)),
                 "moments": _refill(carry["moments"], iter([t for name in moments for t in kept[name]])),
-                "loss": carry["loss"] + out["loss"] * out["rows"],
-                "rows": carry["rows"] + out["rows"],
             }
-            return done if active is None else tree.map(lambda new, old: choose(active, new, old), done, carry)
+            if active is not None:
+                done = {name: tree.map(lambda x, old: choose(active, x, old), done[name], carry[name]) for name in done}
+            return done | seen
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
         carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero}

@@ -44,12 +44,19 @@ def _power(n: int, low: int = 16, high: int = 1 << 30) -> int:
 def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int) -> Blocks:
     """Block sizes by shape: the table of measured choices. ``kind`` is forward, weight or input."""
     if kind == "forward" and conv.pooled:
-        width = _power(columns, high=32)
-        chosen = Blocks(128 if rows >= 512 else 64, width, 32 if depth <= 160 else 64, 8 if rows >= 512 < depth else 4)
+        if columns >= 64:
+            chosen = Blocks(64, 64, 32)
+        elif rows >= 4096:
+            chosen = Blocks(128, _power(columns, high=32), 32, 4, 2)
+        else:
+            chosen = Blocks(128, _power(columns, high=32), 64, 8)
     elif kind == "weight" and conv.pooled:
-        chosen = Blocks(64, _power(columns, high=32), 64)
+        if columns >= 64:
+            chosen = Blocks(128, 64, 128, 8) if rows <= 512 else Blocks(128, 32, 64)
+        else:
+            chosen = Blocks(64, _power(columns, high=32), 64)
     elif kind == "input" and conv.pooled:
-        chosen = Blocks(128 if rows >= 1024 else 64, _power(columns, high=64), 32, 8 if rows >= 1024 else 4, 2)
+        chosen = Blocks(64, 128, 32, 4, 2) if columns >= 128 else Blocks(128, _power(columns, high=64), 32)
     elif kind == "weight":
         tall = _power(rows, low=64, high=128)
         chosen = Blocks(tall, _power(columns, high=128), 64, 8 if tall * min(columns, 128) >= 128 * 128 else 4)
@@ -452,9 +459,7 @@ def weight_gradient(
     places = channels * kh * kw
     bj, bn = _power(places, high=64), _power(outp, high=32)
     grid = (triton.cdiv(places, bj), triton.cdiv(outp, bn), clients)
-    _sum_parts[grid](
-        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn
-    )
+    _sum_parts[grid](parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn)
     return dw, db
 
 

@@ -52,7 +52,7 @@ class Stages(nn.Sequential):
 
 
 def _stage(layers: list[nn.Module]) -> tuple[nn.Conv2d, Tensor, float] | None:
-    """Convolution, its bias and the ReLU's slope, if that is what a stage needs: no norm, and a max-pool that halves."""
+    """Convolution, its bias and the ReLU's slope, if they are what a stage needs: no norm, a max-pool that halves."""
     if len(layers) < 4:
         return None
     conv, norm, relu, pool = layers
