@@ -94,11 +94,20 @@ def shrink(cov: Tensor, amount: float) -> Tensor:
     return (1.0 - amount) * cov + amount * level * torch.eye(d, dtype=cov.dtype, device=cov.device)
 
 
-def solve(cov: Tensor, right: Tensor) -> Tensor:
-    """cov^-1 right for positive definite cov (..., d, d) and right (..., d, k), by Cholesky."""
-    factor, _ = torch.linalg.cholesky_ex(cov)
+def factorise(cov: Tensor) -> Tensor:
+    """The lower Cholesky factor of positive definite cov (..., d, d)."""
+    return torch.linalg.cholesky_ex(cov)[0]
+
+
+def solve_factored(factor: Tensor, right: Tensor) -> Tensor:
+    """cov^-1 right for the Cholesky factor (..., d, d) of cov and right (..., d, k)."""
     half = torch.linalg.solve_triangular(factor, right, upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
+def solve(cov: Tensor, right: Tensor) -> Tensor:
+    """cov^-1 right for positive definite cov (..., d, d) and right (..., d, k), by Cholesky."""
+    return solve_factored(factorise(cov), right)
 
 
 def lda_head(stats: Gaussians, log_prior: Tensor, amount: float = 1e-4) -> Head:
