@@ -37,6 +37,17 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
+class NormedNet(Net):
+    """For methods that need a normalisation layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.body(x))))
+
+
 @functools.cache
 def task():
     return Task(Net, "head", CLASSES, dtype=torch.float64)
@@ -545,14 +556,16 @@ def test_clients_of_one_to_sixty_four_rows(name):
     sizes = (1, 2, 3, 5, 8, 13, 21, 33, 50, 63, 64)
     here = functools.partial(pool, sizes, (2,) * len(sizes), len(sizes) - 1)
     method = ALGORITHMS[name]()
+    task = Task(NormedNet, "head", CLASSES, dtype=torch.float64)
+    params = task.init(rng.key(2))
     training = Training(lr=0.1, batch=16, momentum=0.5)
     found = {}
     for backend in BACKENDS:
-        clients = make(backend, method, training, here)
-        server = method.server_init(task(), params(), len(sizes) - 1, rng.key(0))
+        clients = BACKENDS[backend](method, task, params, here(), training, 7)
+        server = method.server_init(task, params, len(sizes) - 1, rng.key(0))
         for round, cohort in ((1, [0, 2, 10, 5, 6]), (2, [9, 8, 7, 1, 0, 10])):
             trained = clients.train(round, cohort, method.broadcast(server), {})
-            server = method.aggregate(task(), server, trained.uploads, rng.key(0))
+            server = method.aggregate(task, server, trained.uploads, rng.key(0))
         rows = clients.evaluate(2, range(len(sizes)), method.broadcast(server), {})
         assert clients.notes == []
         found[backend] = {"server": server, "states": {str(c): s for c, s in clients.states().items()}}, rows

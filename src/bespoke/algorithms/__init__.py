@@ -5,13 +5,19 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
+from bespoke.algorithms.apfl import APFL
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedbabu import FedBABU
+from bespoke.algorithms.fedbn import FedBN
 from bespoke.algorithms.fedper import FedPer
 from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.fedrep import FedRep
+from bespoke.algorithms.fedrod import FedRoD
 from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
+from bespoke.algorithms.per_fedavg import PerFedAvg
+from bespoke.algorithms.pfedme import PFedMe
 from bespoke.core.algorithm import Algorithm
 
 Factory = Callable[..., Algorithm]
@@ -25,6 +31,12 @@ ALGORITHMS: dict[str, Factory] = {
     "fedrep": FedRep,
     "lg_fedavg": LGFedAvg,
     "ditto": Ditto,
+    "apfl": APFL,
+    "pfedme": PFedMe,
+    "per_fedavg": PerFedAvg,
+    "fedrod": FedRoD,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
 }
 
 
