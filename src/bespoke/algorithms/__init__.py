@@ -5,16 +5,22 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
+from bespoke.algorithms.apfl import APFL
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedbabu import FedBABU
+from bespoke.algorithms.fedbn import FedBN
 from bespoke.algorithms.fedlda import FedLDA
 from bespoke.algorithms.fedpce import FedPCE
 from bespoke.algorithms.fedper import FedPer
 from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.fedrep import FedRep
+from bespoke.algorithms.fedrod import FedRoD
 from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
+from bespoke.algorithms.per_fedavg import PerFedAvg
 from bespoke.algorithms.pfedfda import PFedFDA
+from bespoke.algorithms.pfedme import PFedMe
 from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
@@ -35,6 +41,12 @@ ALGORITHMS: dict[str, Factory] = {
     "fedlda": FedLDA,
     "fedpce": FedPCE,
     "pfedvmp": PFedVMP,
+    "apfl": APFL,
+    "pfedme": PFedMe,
+    "per_fedavg": PerFedAvg,
+    "fedrod": FedRoD,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
 }
 
 

@@ -44,10 +44,14 @@ def prior(y: Tensor, mask: Tensor, classes: int, smooth: float) -> Tensor:
     return share / share.sum()
 
 
+def own_prior(local: Local, smooth: float) -> Tensor:
+    """A client's own class shares (C,), smoothed."""
+    return prior(local.data.y[local.data.rows], local.data.mask(), local.task.num_classes, smooth)
+
+
 def log_prior(local: Local, smooth: float) -> Tensor:
     """Logarithm of a client's own class shares (C,), smoothed."""
-    y = local.data.y[local.data.rows]
-    return prior(y, local.data.mask(), local.task.num_classes, smooth).log()
+    return own_prior(local, smooth).log()
 
 
 def identity(task: Task) -> Tensor:
