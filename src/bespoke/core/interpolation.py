@@ -88,9 +88,8 @@ def _bisect(objective: _Objective, beta: Tensor, along: Tensor, back: float, ahe
     # An end of the interval is a candidate too: there the derivative need not vanish.
     found = torch.where(found < 1e-6, torch.zeros_like(found), found)
     found = torch.where(found > 1.0 - 1e-6, torch.ones_like(found), found)
-    losses = objective(torch.cat([found, beta])).reshape(2, -1)
-    better = losses[0] < losses[1] - TIE
-    return torch.where(better[:, None], found, beta)
+    before, after = objective(torch.cat([beta, found])).chunk(2)
+    return torch.where((after < before - TIE)[:, None], found, beta)
 
 
 def _best(beta: Tensor, losses: Tensor) -> Tensor:
@@ -115,10 +114,10 @@ def cross_validated_beta(
     objective = _Objective(ready, prepared(shared), z.double() - centre, y, log_prior.double(), amount)
     if two:
         axis, step = torch.linspace(0.0, 1.0, PLANE, dtype=torch.float64, device=z.device), 1.0 / (PLANE - 1)
-        plane = torch.cartesian_prod(axis, axis)
+        plane = torch.cartesian_prod(axis, axis).reshape(PLANE, PLANE, 2)
         by_mean, by_cov = (unit[None] for unit in torch.eye(2, dtype=torch.float64, device=z.device))
         # For each beta of the means the best of the covariance: valleys may be narrower than the grid.
-        line = _best(plane.reshape(PLANE, PLANE, 2), objective(plane).reshape(PLANE, PLANE))
+        line = _best(plane, torch.stack([objective(row) for row in plane]))
         line = _bisect(objective, line, by_cov.expand(PLANE, 2), step, step)
         beta = _best(line, objective(line))[None]
         for _ in range(SWEEPS):
