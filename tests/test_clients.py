@@ -341,6 +341,28 @@ def test_the_first_state_is_made_for_the_client_and_kept(backend):
     assert [clients.states()[c]["state"]["count"].item() for c in EVERYONE] == [1, 2, 1, 2, 1]
 
 
+@pytest.mark.parametrize("branches", [False, True])
+def test_first_states_of_a_block_are_made_at_once_where_they_can_be(branches):
+    calls = []
+
+    class Counts(Toy):
+        def client_init(self, task, params, client):
+            calls.append(client)
+            known = client if not branches or client >= 0 else torch.full_like(client, -1)
+            return super().client_init(task, params, known)
+
+    def update(local, state, down):
+        return state, {"client": state["client"]}
+
+    clients = make("batched", Counts(update), pool=functools.partial(pool, population=4))
+    clients.train(1, [1], {}, {})
+    calls.clear()
+    trained = clients.train(2, EVERYONE, {}, {})  # one of them has a state already
+    assert trained.uploads.tree["client"].tolist() == [0, 1, 2, 3, -1]
+    assert clients.mappable and not clients.notes
+    assert len(calls) == (2 + 4 if branches else 2)  # two blocks, then one after another for the four without a state
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("settings", [{}, {"keep_optimizer": True, "momentum": 0.9, "clip": 0.5}])
 def test_restored_clients_go_on_as_if_nothing_had_happened(backend, settings):
