@@ -19,9 +19,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from bespoke import __version__
+from bespoke import __version__, ranks
 from bespoke.checkpoint import Checkpoint, load_newest, save
-from bespoke.clients import BatchedClients, LoopClients, Simulated
+from bespoke.clients import BatchedClients, Clients, LoopClients, ShardedClients, Simulated
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import Data, Pool
@@ -97,10 +97,13 @@ class Run:
 
     @cached_property
     def models(self) -> dict[str, PersonalModel]:
-        """The personal model of every client by name, new clients included; made when first asked for."""
+        """The personal model of every client by name, new clients included; made when first asked for.
+
+        In a run of several processes all of them have to ask, and each is given all models.
+        """
         everyone = range(self.pool.total_clients)
         algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.clients
-        assert isinstance(clients, Simulated)  # only a simulation may look at its clients
+        assert isinstance(clients, Simulated | ShardedClients)  # only a simulation may look at its clients
         shared, own = self.federation.down(self.server, everyone)
         rounds = self.folder.rounds()
         last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit
@@ -115,8 +118,11 @@ class Run:
 
         What a file's name cannot hold, such as a slash, is written as in an address on the web.
         """
-        folder = RunFolder.create(self.folder.path / "models").path
-        for name, model in self.models.items():
+        models, folder = self.models, self.folder.path / "models"
+        if not ranks.first():
+            return folder
+        RunFolder.create(folder)
+        for name, model in models.items():
             flat = {n: t.cpu().contiguous().clone() for n, t in tree.flatten(model.personal).items()}
             write_atomic(folder / f"{quote(name, safe=' ')}.safetensors", safetensors.torch.save(flat))
         return folder
@@ -132,7 +138,7 @@ def pick_backend(backend: str, device: torch.device) -> str:
 
 
 def pick_device(device: str) -> torch.device:
-    """``auto`` is CUDA where there is some, else the CPU."""
+    """``auto`` is CUDA where there is some, else the CPU; of several processes each takes a GPU of its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -141,6 +147,10 @@ def pick_device(device: str) -> torch.device:
         picked = torch.device("meta")
     if picked.type not in ("cpu", "cuda"):
         raise UserError(f"there is no device {device!r}: use cpu, cuda or auto")
+    if picked == torch.device("cuda") and ranks.world() > 1:
+        picked = ranks.own_gpu()
+    elif picked.type == "cuda" and ranks.world() > 1:
+        raise UserError(f"each of {ranks.world()} processes takes a GPU of its own: use cuda instead of {device}")
     if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count() or "no"
         raise UserError(f"device {device} was asked for, but torch sees {seen} CUDA devices here: use cpu or auto")
@@ -152,7 +162,8 @@ def _assemble(
 ) -> Federation:
     task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     evaluation = experiment.evaluation
-    clients = BACKENDS[pick_backend(backend, task.device)](
+    clients: Clients
+    clients = inner = BACKENDS[pick_backend(backend, task.device)](
         experiment.method,
         task,
         params,
@@ -162,6 +173,8 @@ def _assemble(
         adapt_rounds=evaluation.adapt_rounds,
         adapt_epochs=evaluation.adapt_epochs,
     )
+    if ranks.world() > 1:
+        clients = ShardedClients(inner)
     return Federation(
         algorithm=experiment.method,
         task=task,
@@ -172,7 +185,7 @@ def _assemble(
         training=experiment.training,
         evaluation=evaluation,
         seed=experiment.seed,
-        callbacks=callbacks,
+        callbacks=callbacks if ranks.first() else (),
     )
 
 
@@ -195,13 +208,16 @@ def run(
     """Run an experiment, or the one in a file or of a shipped name, and return its records and models.
 
     ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
-    goes on from the newest sound checkpoint in ``out``. ``about`` is added to ``environment.json``.
+    goes on from the newest sound checkpoint in ``out``. ``about`` is added to ``environment.json``. Under
+    ``torchrun`` the clients are spread over its processes; the first one writes, and calls ``callbacks``.
     """
+    ranks.join()
     if isinstance(experiment, str | Path):
         experiment, _ = load(experiment)
     if not isinstance(experiment, Experiment):
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
-    pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
+    with ranks.one_first():  # what is prepared for the first time is kept in files
+        pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
     task = build_task(experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype())
     federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, callbacks)
@@ -235,6 +251,7 @@ def federate(
     start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
     ``num_classes`` defaults to the largest label plus one.
     """
+    ranks.join()
     if not isinstance(model, nn.Module):
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
     known = {f for f in Training.__dataclass_fields__}
@@ -306,8 +323,9 @@ def _run(
 ) -> Run:
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
-    folder = _temporary_folder() if out is None else RunFolder.create(out)
-    first, server, notes = 1, None, list[str]()
+    ranks.same(f"experiment {experiment.hash()} on {federation.task.device.type}")
+    folder = _folder(out)
+    first, server, notes, offsets = 1, None, list[str](), dict[str, int]()
     if folder.holds_run():
         if not resume:
             raise UserError(
@@ -317,25 +335,56 @@ def _run(
         if found is not None:
             first, server = found.round + 1, found.server
             federation.clients.restore(found.clients)
-        folder.truncate(found.offsets if found else dict.fromkeys(folder.offsets(), 0))
-    write_atomic(folder.path / "config.toml", experiment.toml())
-    folder.write_json("federation.json", described)
+        offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
     environment = _environment(federation, experiment) | about
-    folder.write_json("environment.json", environment | {"notes": notes})
+    ranks.wait()  # nothing is written before every process has read what was there
+    if ranks.first():
+        folder.truncate(offsets)
+        write_atomic(folder.path / "config.toml", experiment.toml())
+        folder.write_json("federation.json", described)
+        folder.write_json("environment.json", environment | {"notes": notes})
+    ranks.wait()
 
     def checkpoint(round: int, server: Tree) -> None:
-        state = Checkpoint(round, server, federation.clients.states(), folder.offsets())
-        save(folder.path / "checkpoints", state, experiment.hash())
+        states = federation.clients.states()
+        if ranks.first():
+            save(folder.path / "checkpoints", Checkpoint(round, server, states, folder.offsets()), experiment.hash())
 
     with _deterministic():
-        server = federation.run(folder, server, first, checkpoint, checkpoint_every, stop)
+        records = folder if ranks.first() else _Reader(folder)
+        server = federation.run(records, server, first, checkpoint, checkpoint_every, lambda: ranks.any_of(stop()))
     notes = notes + list(getattr(federation.clients, "notes", []))
-    folder.write_json("environment.json", environment | {"notes": notes})
     done = Run(experiment, folder, federation, server, pool, notes)
-    folder.write_json("summary.json", done.summary)
-    if out is not None:
-        folder.export_parquet()
+    if ranks.first():
+        folder.write_json("environment.json", environment | {"notes": notes})
+        folder.write_json("summary.json", done.summary)
+        if out is not None:
+            folder.export_parquet()
+    ranks.wait()  # the others may read the records from here on
     return done
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """The records in a process that is not the first: they are read here, and written there."""
+
+    folder: RunFolder
+
+    def append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        pass
+
+    def clients(self) -> Iterator[dict[str, Any]]:
+        return self.folder.clients()
+
+
+def _folder(out: str | Path | None) -> RunFolder:
+    """The run's folder, made by the first process and seen by all."""
+    made = (_temporary_folder() if out is None else RunFolder.create(out)) if ranks.first() else None
+    path = ranks.from_first(str(made.path) if made else None)
+    folder = made or RunFolder(path)
+    if not folder.path.is_dir():
+        raise UserError(f"process {ranks.rank()} does not see the folder {folder.path}: put it where all processes do")
+    return folder
 
 
 def _temporary_folder() -> RunFolder:
@@ -420,6 +469,7 @@ def _environment(federation: Federation, experiment: Experiment) -> dict[str, An
         "threads": torch.get_num_threads(),
         "dtype": str(federation.task.dtype).removeprefix("torch."),
         "backend": getattr(federation.clients, "name", "unknown"),
+        "world_size": ranks.world(),
     }
 
 

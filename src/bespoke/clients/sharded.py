@@ -1,0 +1,126 @@
+"""Clients spread over the processes of a run: each trains and evaluates its own, and all learn the answers."""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bespoke import ranks
+from bespoke.clients.protocol import Evaluated, Trained
+from bespoke.clients.simulated import Simulated
+from bespoke.core import tree
+from bespoke.core.algorithm import Uploads
+from bespoke.core.tree import Tree
+
+
+def homes(sizes: Sequence[int], population: int, world: int) -> list[int]:
+    """The process of each client: the largest clients first, each to whoever has the fewest rows so far.
+
+    The new clients, those from ``population`` on, are dealt last: they never train.
+    """
+    home = [0] * len(sizes)
+    least = [(0, 0, rank) for rank in range(world)]  # rows, clients, process
+    for client in sorted(range(len(sizes)), key=lambda c: (c >= population, -sizes[c], c)):
+        rows, clients, rank = heapq.heappop(least)
+        home[client] = rank
+        heapq.heappush(least, (rows + sizes[client], clients + 1, rank))
+    return home
+
+
+class ShardedClients:
+    """The clients of all processes, seen from each of them.
+
+    A client has one home, fixed for the run, so that its state never moves. Every process is asked the same
+    and given the same answer, in the order of the clients asked for: a server that runs in every process
+    therefore needs no messages of its own.
+    """
+
+    def __init__(self, inner: Simulated) -> None:
+        """``inner`` runs the clients whose home is this process."""
+        self.inner, self.name = inner, inner.name
+        self.home = homes(inner.pool.train.sizes, inner.pool.num_clients, ranks.world())
+        self.notes: list[str] = []
+        self._took_part: set[int] = set()
+
+    # --- the protocol -------------------------------------------------------------------------------------------
+
+    def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
+        """Let each process train its clients, then gather the uploads."""
+        mine, theirs = self._share(clients, own)
+        said: dict[str, Any] | None = None
+        part: Tree = {}
+        if mine:
+            done = self.inner.train(round, mine, shared, theirs)
+            said = {
+                "rows": sum(self.inner.pool.train.sizes[c] for c in mine),
+                "refused": list(done.refused.items()),
+                "logged": done.logged,
+                "padding_waste": done.padding_waste,
+                "host_breaks": done.host_breaks,
+                "notes": self.inner.notes,
+            }
+            part = done.uploads._asdict()
+        answers = [(said, part) for said, part in ranks.gather(said, part, self.inner.root.device) if said]
+        heads = [said for said, _ in answers]
+        stacked = tree.concat([part for _, part in answers])
+        place = {c: i for i, c in enumerate(clients)}
+        ids = stacked["clients"].tolist()
+        order = sorted(range(len(ids)), key=lambda i: place[ids[i]])
+        logged = {name: [v for said in heads for v in said["logged"][name]] for name in heads[0]["logged"]}
+        refused = {client: reason for said in heads for client, reason in said["refused"]}
+        self._took_part.update(ids)
+        self.notes = list(dict.fromkeys(note for said in heads for note in said["notes"]))
+        rows = sum(said["rows"] for said in heads)
+        return Trained(
+            Uploads(**tree.take(stacked, torch.tensor(order, dtype=torch.int64))),
+            {c: refused[c] for c in clients if c in refused},
+            {name: [values[i] for i in order] for name, values in logged.items()},
+            sum(said["padding_waste"] * said["rows"] for said in heads) / rows if rows else 0.0,
+            sum(said["host_breaks"] for said in heads),
+        )
+
+    def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
+        """Let each process count for its clients, then gather the counts."""
+        mine, theirs = self._share(clients, own)
+        counted = self.inner.evaluate(round, mine, shared, theirs) if mine else []
+        rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
+        for found, _ in ranks.gather(counted, {}):
+            for row in map(Evaluated._make, found):
+                rows[row.client].append(row)
+        return [row for c in clients for row in rows[c]]
+
+    def took_part(self, client: int) -> bool:
+        """Whether an upload of this client was ever accepted."""
+        return client in self._took_part
+
+    def states(self) -> dict[int, Tree]:
+        """The stored states by client: all of them in the first process, which writes them, none in the others."""
+        return _by_client(self.inner.states(), "cpu", first_only=True)
+
+    def restore(self, states: dict[int, Tree]) -> None:
+        """Replace the stored states; each process is given all and keeps its own clients'."""
+        self._took_part = set(states)
+        self.inner.restore({c: state for c, state in states.items() if self.home[c] == ranks.rank()})
+
+    def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
+        """The personal models themselves, one tree a client, in every process."""
+        mine, theirs = self._share(clients, own)
+        models = self.inner.personal(round, mine, shared, theirs) if mine else []
+        found = _by_client(dict(zip(mine, models, strict=True)), self.inner.root.device)
+        return [found[c] for c in clients]
+
+    def _share(self, clients: Sequence[int], own: Tree) -> tuple[list[int], Tree]:
+        """Those of the clients whose home is this process, and their rows of ``own``."""
+        places = [i for i, c in enumerate(clients) if self.home[c] == ranks.rank()]
+        return [clients[i] for i in places], tree.take(own, torch.tensor(places, dtype=torch.int64))
+
+
+def _by_client(own: dict[int, Tree], device: torch.device | str, first_only: bool = False) -> dict[int, Tree]:
+    """One tree for each client of this process -> those of all processes, on ``device``."""
+    mine = {"stacked": tree.stack(list(own.values()))} if own else {}
+    found: dict[int, Tree] = {}
+    for ids, part in ranks.gather(list(own), mine, device, first_only):
+        if ids:
+            found |= zip(ids, tree.unstack(part["stacked"], len(ids)), strict=True)
+    return found
