@@ -179,9 +179,8 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
         raise PeerLostError(
-            f"process {rank()} lost another process of this run, which was killed or ran out of memory ({reason}); "
+            f"process {rank()} lost another process of this run, which ended without a word: killed, or out of memory; "
             "go on from the last checkpoint with --resume"
         ) from error
 
