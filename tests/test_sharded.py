@@ -37,7 +37,7 @@ from bespoke.errors import UserError
 pytestmark = pytest.mark.xdist_group("sharded")  # they share the driver's runs
 
 PATIENCE = 60.0  # seconds after which a case counts as hanging
-DATA = {"validation": 0.2, "new_clients": 2, "rows": 240}
+DATA = {"validation": 0.2, "clients": 9, "new_clients": 2, "rows": 300}
 MLP = {"name": "mlp", "hidden": 6}
 
 
@@ -52,6 +52,7 @@ class Busy(Algorithm):
     spoiled: tuple[int, ...] = ()  # clients whose uploads hold NaN from round 2 on
     broken: tuple[int, ...] = ()  # clients whose training raises an error, if run one after another
     deadly: tuple[int, ...] = ()  # clients whose training kills the process
+    unmapped: bool = False  # asks for a number of Python's, which cannot be mapped
 
     def server_init(self, task, params, num_clients, key):
         return {"model": params, "votes": torch.zeros(num_clients, dtype=task.dtype), "newest": torch.zeros(3).long()}
@@ -68,6 +69,8 @@ class Busy(Algorithm):
             raise ArithmeticError(f"client {int(who)} cannot count")
         if not local.mapped and int(who) in self.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.unmapped:
+            who.item()
         model = local.sgd(local.task.loss, down["model"])
         bad = torch.stack([who == c for c in (*self.spoiled, -2)]).any() & (local.round > 1)
         vote = down["vote"] + state["rounds"] + who.to(local.task.dtype)
@@ -92,19 +95,20 @@ for kind in ("broken", "deadly"):
     # The small experiment has clients of unequal size; client 3 is at home in the second process.
     bespoke.register(kind, functools.partial(Busy, **{kind: (3,)}))
 
-COMMON = {"data": DATA, "model": MLP, "evaluation": {"every": 2}, "rounds": 5}
+COMMON = {"data": DATA, "model": MLP, "evaluation": {"every": 2}, "rounds": 5, "rate": 0.6}
 REP = bespoke.FedRep(head_epochs=1)
 CASES = {
     "fedavg": experiment("fedavg", **COMMON),
     "fedrep": experiment(REP, momentum=0.5, keep_optimizer=True, full_last=True, **COMMON),
     "busy": experiment(Busy(), **COMMON),
-    "alone": experiment(REP, rate=0.01, **COMMON),  # a cohort of one: the other process has nothing to do
+    "alone": experiment(REP, **(COMMON | {"rate": 0.01})),  # a cohort of one: the other process has nothing to do
     "refused": experiment(Busy(spoiled=(1, 3)), **COMMON),
-    "all refused": experiment(Busy(spoiled=tuple(range(6))), **COMMON),
+    "all refused": experiment(Busy(spoiled=tuple(range(9))), **COMMON),
     "local": experiment("fedavg", **(COMMON | {"evaluation": {"every": 2, "when": "local"}})),
     "patience": experiment("fedavg", **(COMMON | {"rounds": 30, "evaluation": {"every": 1, "patience": 2}})),
     "fedrep batched": experiment(REP, optimizer="adam", lr=0.01, keep_optimizer=True, **COMMON),
     "busy batched": experiment(Busy(spoiled=(3,)), **COMMON),
+    "unmapped batched": experiment(Busy(unmapped=True), **COMMON),
 }
 EXACT = [name for name in CASES if "batched" not in name]
 
@@ -380,6 +384,8 @@ def test_two_processes_give_the_same_numbers_as_one_in_blocks(name, driven):
             assert 0.0 <= a.pop("padding_waste", 0.0) < 1.0  # how much is padded depends on who shares a block
             b.pop("padding_waste", None)
             assert close(a, b), (a, b)
+    notes = [json.loads((folder / "environment.json").read_text())["notes"] for folder in (two, one)]
+    assert notes[0] == notes[1] and len(notes[0]) == name.startswith("unmapped")
     mine, theirs = last_tensors(two), last_tensors(one)
     assert mine.keys() == theirs.keys() and len(mine) > 4
     for key in mine:
@@ -401,9 +407,10 @@ def test_the_cases_are_what_they_are_meant_to_be(driven):
     root = well(driven, *CASES)
     rounds = {name: records_of(root / "two" / name) for name in CASES}
     sizes = json.loads((root / "two" / "busy" / "federation.json").read_text())["train"]
-    assert len(sizes) == 6 and len(set(sizes)) > 4
-    home = homes(sizes, 4, 2)
-    assert {home[c] for c in rounds["busy"][0]["cohort"]} == {0, 1}
+    assert len(sizes) == 9 and len(set(sizes)) > 6
+    home = homes(sizes, 7, 2)
+    cohorts = [[home[c] for c in row["cohort"]] for row in rounds["busy"]]
+    assert any(cohort != sorted(cohort) for cohort in cohorts)  # so that the order of the answers is not the cohort's
     assert all(len(row["cohort"]) == 1 for row in rounds["alone"])
     assert {home[c] for row in rounds["alone"] for c in row["cohort"]} == {0, 1}
     refused = [set(row["refused"]) for row in rounds["refused"]]
@@ -430,12 +437,12 @@ def test_the_first_process_alone_writes_and_every_one_knows_the_results(driven):
     first, second = (json.loads(said) for said in driven[1]["watched"].said)
     assert first.pop("writes") > 20 and second.pop("writes") == 0
     assert first.pop("called") == 5 and second.pop("called") == 0
-    assert first == second and first["world"] == 2 and len(first["models"]) == 6
+    assert first == second and first["world"] == 2 and len(first["models"]) == 9
     for folder in (root / "one" / "watched", root / "two" / "watched"):
         told = json.loads((folder / "environment.json").read_text())
         assert told["world_size"] == (2 if folder.parent.name == "two" else 1) and told["backend"] == "loop"
     models = sorted((root / "one" / "watched" / "models").iterdir())
-    assert len(models) == 6
+    assert len(models) == 9
     for path in models:
         mine = safetensors.torch.load_file(root / "two" / "watched" / "models" / path.name)
         alone = safetensors.torch.load_file(path)

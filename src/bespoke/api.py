@@ -360,7 +360,9 @@ def _run(
         folder.write_json("summary.json", done.summary)
         if out is not None:
             folder.export_parquet()
-    ranks.wait()  # the others may read the records from here on
+    ranks.wait()
+    _ = done.summary  # which the others read while the first process keeps the folder
+    ranks.wait()
     return done
 
 

@@ -65,7 +65,7 @@ def main() -> None:
 
 def _several() -> bool:
     """Whether torchrun has started more processes than this one."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager

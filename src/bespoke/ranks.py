@@ -32,7 +32,8 @@ class PeerLostError(UserError):
 
 def join() -> None:
     """Meet the other processes, if ``torchrun`` has started several and this one has not met them yet."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _met():
+    several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and not _met():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(dist.destroy_process_group)
 

@@ -48,29 +48,23 @@ class ShardedClients:
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let each process train its clients, then gather the uploads."""
         mine, theirs = self._share(clients, own)
-        said: dict[str, Any] | None = None
-        part: Tree = {}
-        if mine:
-            done = self.inner.train(round, mine, shared, theirs)
-            said = {
-                "rows": sum(self.inner.pool.train.sizes[c] for c in mine),
-                "refused": list(done.refused.items()),
-                "logged": done.logged,
-                "padding_waste": done.padding_waste,
-                "host_breaks": done.host_breaks,
-                "notes": self.inner.notes,
-            }
-            part = done.uploads._asdict()
-        answers = [(said, part) for said, part in ranks.gather(said, part, self.inner.root.device) if said]
+        done = self.inner.train(round, mine, shared, theirs) if mine else None
+        said = done and {
+            "rows": sum(self.inner.pool.train.sizes[c] for c in mine),
+            "refused": list(done.refused.items()),
+            "logged": done.logged,
+            "padding_waste": done.padding_waste,
+            "host_breaks": done.host_breaks,
+        }
+        answers = [a for a in self._gather(said, done.uploads._asdict() if done else {}) if a[0]]
         heads = [said for said, _ in answers]
         stacked = tree.concat([part for _, part in answers])
-        place = {c: i for i, c in enumerate(clients)}
         ids = stacked["clients"].tolist()
+        self._took_part.update(ids)
+        place = {c: i for i, c in enumerate(clients)}
         order = sorted(range(len(ids)), key=lambda i: place[ids[i]])
         logged = {name: [v for said in heads for v in said["logged"][name]] for name in heads[0]["logged"]}
         refused = {client: reason for said in heads for client, reason in said["refused"]}
-        self._took_part.update(ids)
-        self.notes = list(dict.fromkeys(note for said in heads for note in said["notes"]))
         rows = sum(said["rows"] for said in heads)
         return Trained(
             Uploads(**tree.take(stacked, torch.tensor(order, dtype=torch.int64))),
@@ -83,10 +77,9 @@ class ShardedClients:
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Let each process count for its clients, then gather the counts."""
         mine, theirs = self._share(clients, own)
-        counted = self.inner.evaluate(round, mine, shared, theirs) if mine else []
         rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
-        for found, _ in ranks.gather(counted, {}):
-            for row in map(Evaluated._make, found):
+        for counted, _ in self._gather(self.inner.evaluate(round, mine, shared, theirs) if mine else [], {}):
+            for row in map(Evaluated._make, counted):
                 rows[row.client].append(row)
         return [row for c in clients for row in rows[c]]
 
@@ -109,6 +102,12 @@ class ShardedClients:
         models = self.inner.personal(round, mine, shared, theirs) if mine else []
         found = _by_client(dict(zip(mine, models, strict=True)), self.inner.root.device)
         return [found[c] for c in clients]
+
+    def _gather(self, value: Any, part: Tree) -> list[tuple[Any, Tree]]:
+        """A value and a tree from each process, and what it has to note."""
+        answers = ranks.gather([value, self.inner.notes], part, self.inner.root.device)
+        self.notes = list(dict.fromkeys(note for (_, notes), _ in answers for note in notes))
+        return [(value, part) for (value, _), part in answers]
 
     def _share(self, clients: Sequence[int], own: Tree) -> tuple[list[int], Tree]:
         """Those of the clients whose home is this process, and their rows of ``own``."""
