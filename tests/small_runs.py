@@ -8,12 +8,14 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import nn
 
 import bespoke
+from bespoke.checkpoint import load_newest
 from bespoke.cli import main
+from bespoke.clients import StateStore
+from bespoke.core import tree
 from bespoke.experiment import to_toml
 
 RECORDS = ("rounds.jsonl", "clients.jsonl")
@@ -91,8 +93,18 @@ def records(folder):
 
 
 def last_tensors(folder):
-    """All tensors of the newest checkpoint."""
-    return safetensors.torch.load_file(max((Path(folder) / "checkpoints").glob("*.safetensors")))
+    """All tensors of the newest checkpoint: the server's and every client's."""
+    found, damaged = load_newest(Path(folder) / "checkpoints")
+    assert not damaged
+    states = stored(Path(folder) / "checkpoints", found.states)
+    return tree.flatten({"server": found.server, "clients": {str(c): state for c, state in states.items()}})
+
+
+def stored(folder, files, kind="disk"):
+    """The states in files of a checkpoint, by client."""
+    store = StateStore(kind, "cpu")
+    store.open(folder, files)
+    return {c: tree.map(lambda x: x[0], store.get([c])) for c in store.ids()}
 
 
 def same_tensors(a, b):
@@ -103,8 +115,8 @@ def same_tensors(a, b):
 def assert_same_result(folder, reference):
     """Weights, states and records of two runs are equal to the bit."""
     assert records(folder) == records(reference)
-    assert max(p.name for p in Path(folder).glob("checkpoints/*")) == max(
-        p.name for p in Path(reference).glob("checkpoints/*")
+    assert max(p.name for p in Path(folder).glob("checkpoints/*.json")) == max(
+        p.name for p in Path(reference).glob("checkpoints/*.json")
     )
     assert same_tensors(last_tensors(folder), last_tensors(reference))
 

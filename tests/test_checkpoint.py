@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import assert_same_result, command, experiment, write
+from small_runs import assert_same_result, command, experiment, stored, write
 
 import bespoke
 from bespoke.checkpoint import Checkpoint, load_newest, save
+from bespoke.clients import StateStore
+from bespoke.clients.states import KINDS
 from bespoke.core import tree
 from bespoke.errors import UserError
 
@@ -25,15 +27,27 @@ def equal(a, b):
     )
 
 
-def a_checkpoint(number, clients=(0, 3)):
-    server = {"model": {"fc.weight": torch.full((2, 3), float(number)), "fc.bias": torch.tensor(0.1)}}
-    states = {c: {"state": {"v": torch.arange(3.0) + c}, "moments": {}} for c in clients}
-    return Checkpoint(number, server, states, OFFSETS)
+def written(folder, clients, kind="device"):
+    """States by client, in files of their own; returns what a manifest says of them."""
+    store = StateStore(kind, "cpu")
+    store.open(folder)
+    if clients:
+        store.put(list(clients), tree.stack(list(clients.values())))
+    return store.flush()
+
+
+def a_server(number):
+    return {"model": {"fc.weight": torch.full((2, 3), float(number)), "fc.bias": torch.tensor(0.1)}}
+
+
+def a_state(client):
+    return {"state": {"v": torch.arange(3.0) + client}, "moments": {}}
 
 
 def saved(folder, *rounds):
     for number in rounds:
-        save(folder, a_checkpoint(number), "cafe")
+        states = written(folder, {c: a_state(c) for c in (0, 3)})
+        save(folder, Checkpoint(number, a_server(number), states, OFFSETS), "cafe")
     return folder
 
 
@@ -65,34 +79,33 @@ STATES = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", STATES)
-def test_what_is_saved_is_loaded(name, tmp_path):
+def test_what_is_saved_is_loaded(name, kind, tmp_path):
     server, clients = STATES[name]
-    save(tmp_path, Checkpoint(12, server, clients, OFFSETS), "cafe")
+    save(tmp_path, Checkpoint(12, server, written(tmp_path, clients, kind), OFFSETS), "cafe")
     found, damaged = load_newest(tmp_path)
     assert not damaged
     assert (found.round, found.offsets) == (12, OFFSETS)
     assert equal(found.server, server)
-    assert found.clients.keys() == clients.keys()
-    assert all(equal(found.clients[c], clients[c]) for c in clients)
+    for reader in KINDS:
+        states = stored(tmp_path, found.states, reader)
+        assert states.keys() == clients.keys()
+        assert all(equal(states[c], clients[c]) for c in clients)
 
 
 def test_what_is_loaded_can_be_changed_without_changing_the_rest(tmp_path):
-    save(tmp_path, a_checkpoint(1), "cafe")
+    saved(tmp_path, 1)
     found, _ = load_newest(tmp_path)
-    found.clients[0]["state"]["v"].zero_()
     found.server["model"]["fc.weight"].zero_()
-    assert torch.equal(found.clients[3]["state"]["v"], torch.arange(3.0) + 3)
     assert found.server["model"]["fc.bias"] == 0.1
 
 
 def test_names_keep_their_order(tmp_path):
     server = {"z": torch.ones(1), "b": {"y": torch.ones(1), "x": torch.ones(1)}, "a": torch.ones(1)}
-    states = {0: {"state": server, "moments": {}}}
-    save(tmp_path, Checkpoint(1, server, states, OFFSETS), "cafe")
+    save(tmp_path, Checkpoint(1, server, [], OFFSETS), "cafe")
     found, _ = load_newest(tmp_path)
     assert list(tree.flatten(found.server)) == ["z", "b/y", "b/x", "a"]
-    assert list(tree.flatten(found.clients[0]["state"])) == ["z", "b/y", "b/x", "a"]
 
 
 def test_a_folder_without_checkpoints(tmp_path):
@@ -102,20 +115,27 @@ def test_a_folder_without_checkpoints(tmp_path):
 def test_the_manifest_is_plain_json(tmp_path):
     saved(tmp_path, 1)
     manifest = json.loads((tmp_path / "000001.json").read_text())
-    assert manifest.keys() == {"round", "experiment", "tensors", "offsets", "names", "manifest"}
+    assert manifest.keys() == {"round", "experiment", "tensors", "states", "offsets", "names", "manifest"}
     assert (manifest["round"], manifest["experiment"], manifest["offsets"]) == (1, "cafe", OFFSETS)
+    assert [entry["file"] for entry in manifest["states"]] == ["states-000001.safetensors"]
 
 
 # --- which are kept -----------------------------------------------------------------------------------------------
 
 
-def stems(folder):
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def files(*rounds, states):
+    """The names of checkpoints of these rounds and of states with these numbers."""
+    checkpoints = [f"{number:06d}.{suffix}" for number in rounds for suffix in ("json", "safetensors")]
+    return checkpoints + [f"states-{number:06d}.safetensors" for number in states]
 
 
 def test_the_last_two_are_kept(tmp_path):
     saved(tmp_path, 1, 2, 9, 10, 11)
-    assert stems(tmp_path) == ["000010.json", "000010.safetensors", "000011.json", "000011.safetensors"]
+    assert names(tmp_path) == files(10, 11, states=(4, 5))
     assert load_newest(tmp_path)[0].round == 11
 
 
@@ -127,7 +147,7 @@ def test_a_new_checkpoint_is_never_removed_for_the_sake_of_damaged_ones_ahead_of
     saved(tmp_path, 4)  # the run has started over
     assert load_newest(tmp_path)[0].round == 4
     saved(tmp_path, 8)
-    assert stems(tmp_path) == ["000004.json", "000004.safetensors", "000008.json", "000008.safetensors"]
+    assert names(tmp_path) == files(4, 8, states=(3, 4))
 
 
 def test_tensors_whose_manifest_was_never_written_are_no_checkpoint(tmp_path):
@@ -136,7 +156,34 @@ def test_tensors_whose_manifest_was_never_written_are_no_checkpoint(tmp_path):
     found, damaged = load_newest(tmp_path)
     assert found.round == 2 and not damaged
     saved(tmp_path, 4)
-    assert stems(tmp_path) == ["000002.json", "000002.safetensors", "000004.json", "000004.safetensors"]
+    assert names(tmp_path) == files(2, 4, states=(2, 3))
+
+
+def test_states_are_kept_as_long_as_a_checkpoint_needs_them(tmp_path):
+    store = StateStore("disk", "cpu")
+    store.open(tmp_path)
+
+    def at(number, *clients):
+        store.put(clients, tree.stack([a_state(c) for c in clients]))
+        save(tmp_path, Checkpoint(number, a_server(number), store.flush(), OFFSETS), "cafe")
+
+    at(1, *range(9))
+    at(2, 1)  # little has changed: a file of its own
+    assert names(tmp_path) == files(1, 2, states=(1, 2))
+    at(3, *range(5))  # the second is merged into the third, then the first as well
+    assert names(tmp_path) == files(2, 3, states=(1, 2, 3))
+    at(4, 7)
+    assert names(tmp_path) == files(3, 4, states=(3, 4))
+    assert stored(tmp_path, load_newest(tmp_path)[0].states).keys() == set(range(9))
+
+
+def test_states_whose_manifest_was_never_written_are_removed_by_the_next(tmp_path):
+    saved(tmp_path, 1)
+    written(tmp_path, {5: a_state(5)})
+    found, damaged = load_newest(tmp_path)
+    assert stored(tmp_path, found.states).keys() == {0, 3} and not damaged
+    saved(tmp_path, 2)
+    assert names(tmp_path) == files(1, 2, states=(1, 3))
 
 
 def test_temporary_files_are_no_checkpoints(tmp_path):
@@ -164,6 +211,18 @@ DAMAGE = {
     "empty tensors": lambda j, t: os.truncate(t, 0),
     "tensors missing": lambda j, t: t.unlink(),
     "tensors of another checkpoint": lambda j, t: t.write_bytes(t.with_stem("000001").read_bytes()),
+    **{
+        f"{what} of the states": lambda j, t, harm=harm: harm(t.with_name("states-000002.safetensors"))
+        for what, harm in {
+            "first byte": lambda s: flip(s, 0),
+            "a byte in the middle": lambda s: flip(s, s.stat().st_size // 2),
+            "last byte": lambda s: flip(s, -1),
+            "a last byte missing": lambda s: os.truncate(s, s.stat().st_size - 1),
+            "nothing": lambda s: os.truncate(s, 0),
+            "no file": lambda s: s.unlink(),
+            "another file": lambda s: s.write_bytes(s.with_stem("000002").read_bytes()),
+        }.items()
+    },
     "a folder for tensors": lambda j, t: (t.unlink(), t.mkdir()),
     "manifest cut short": lambda j, t: os.truncate(j, j.stat().st_size // 2),
     "empty manifest": lambda j, t: os.truncate(j, 0),
@@ -187,7 +246,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, tmp_pa
     DAMAGE[damage](tmp_path / "000002.json", tmp_path / "000002.safetensors")
     found, notes = load_newest(tmp_path)
     assert found is not None and found.round == 1
-    assert equal(found.server, a_checkpoint(1).server)
+    assert equal(found.server, a_server(1))
     assert len(notes) == 1
     assert str(tmp_path / "000002.json") in notes[0] and "damaged" in notes[0] and "\n" not in notes[0]
 
@@ -235,14 +294,14 @@ def half_way(tmp_path):
         callbacks=[lambda event: done.append(event.round)],
         stop=lambda: len(done) == 3,
     )
-    assert stems(tmp_path / "run" / "checkpoints")[-1] == "000004.safetensors"
+    assert max(path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")) == "000004.json"
     return path, tmp_path / "run"
 
 
-@pytest.mark.parametrize("suffix", ["json", "safetensors"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(suffix, tmp_path, finished):
+@pytest.mark.parametrize("name", ["000004.json", "000004.safetensors", "states-000002.safetensors"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(name, tmp_path, finished):
     path, folder = half_way(tmp_path)
-    flip(folder / "checkpoints" / f"000004.{suffix}", 40)
+    flip(folder / "checkpoints" / name, 40)
     done = command("run", path, "--out", folder, "--resume", "--checkpoint-every", 2)
     assert done.code == 0, done.err
     assert f"note: checkpoint {folder / 'checkpoints' / '000004.json'} is damaged" in done.err
@@ -286,8 +345,10 @@ def test_no_room_for_a_checkpoint_leaves_the_ones_before(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"000003.safetensors: No space left on device; make room"):
+    with pytest.raises(UserError, match=r"states-000003.safetensors: No space left on device; make room"):
         saved(tmp_path, 3)
+    with pytest.raises(UserError, match=r"/000003.safetensors: No space left on device; make room"):
+        save(tmp_path, Checkpoint(3, a_server(3), [], OFFSETS), "cafe")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -248,7 +248,10 @@ def test_the_library_follows_the_equations(case, variant, backend):
 
 
 def test_every_method_has_its_equations():
-    assert {case.partition("/")[0] for case in CASES} == set(ALGORITHMS)
+    here = {case.partition("/")[0] for case in CASES}
+    assert here < set(ALGORITHMS)
+    for name in set(ALGORITHMS) - here:  # a method of the five papers, in a file of its own
+        assert f"five.{name}(" in (Path(__file__).parent / f"test_{name}.py").read_text()
 
 
 def test_the_runs_have_partial_participation_and_someone_who_never_took_part():

@@ -119,11 +119,12 @@ def test_objective_and_derivative(seed):
     problem = draw_problem(seed)
     made, loss = objective(problem), loss_of(problem)
     means, covs = tensor([0.0, 0.3, 0.7, 1.0]), tensor([0.2, 0.3, 0.0, 0.9])
-    values = made(means, covs)
+    points = torch.stack([means, covs], dim=1)
+    values = made(points)
     pairs = list(zip(means.tolist(), covs.tolist(), strict=True))
     assert np.abs(values.numpy() - [loss(a, b) for a, b in pairs]).max() < 1e-10
     for along in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
-        slopes = made.slope(means, covs, along).numpy()
+        slopes = made.slope(points, tensor(along).expand(4, 2)).numpy()
         exact = np.array([five.complex_slope(loss, p, along) for p in pairs])
         assert np.abs(slopes - exact).max() < 1e-9 * max(1.0, np.abs(exact).max())
         h = 1e-6
@@ -153,12 +154,17 @@ def mild_problem(seed):
     return folds, (centres, shared_cov), z, y, five.log_prior(y, classes, 1e-4)
 
 
+@functools.cache
+def mild_pair(seed):
+    return found(mild_problem(seed), two=True)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_two_betas_against_a_fine_grid(seed):
     problem = mild_problem(seed)
-    beta, loss = found(problem, two=True), loss_of(problem)
+    beta, loss = mild_pair(seed), loss_of(problem)
     axis = torch.linspace(0.0, 1.0, 101, dtype=torch.float64)
-    grid = objective(problem)(axis.repeat_interleave(101), axis.repeat(101))
+    grid = objective(problem)(torch.cartesian_prod(axis, axis))
     assert loss(*beta) <= float(grid.min()) + 1e-6
     nearest = int(grid.argmin())
     assert np.abs(beta - [axis[nearest // 101], axis[nearest % 101]]).max() < 0.02
@@ -166,9 +172,30 @@ def test_two_betas_against_a_fine_grid(seed):
 
 
 def test_two_betas_are_two():
-    pairs = [found(mild_problem(seed), two=True) for seed in range(8)]
+    pairs = [mild_pair(seed) for seed in range(8)]
     assert any(0.01 < a < 0.99 for a, _ in pairs) and any(0.01 < b < 0.99 for _, b in pairs)
     assert any(abs(a - b) > 0.1 for a, b in pairs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_betas_are_what_l_bfgs_b_finds(seed):
+    problem = draw_problem(seed)
+    beta, loss = found(problem, two=True), loss_of(problem)
+    ends = [
+        minimize(
+            lambda b: loss(*b),
+            start,
+            jac=lambda b: np.array([five.complex_slope(loss, b, way) for way in np.eye(2)]),
+            method="L-BFGS-B",
+            bounds=[(0.0, 1.0)] * 2,
+            options={"ftol": 1e-15, "gtol": 1e-10},
+        )
+        for start in ((0.5, 0.5), (0.1, 0.9), (0.9, 0.1))
+    ]
+    best = min(ends, key=lambda e: e.fun)
+    assert loss(*beta) - best.fun < 1e-6
+    if best.fun > 1e-6:
+        assert np.abs(beta - best.x).max() < 1e-3
 
 
 def test_the_search_for_two_equals_its_transcription():

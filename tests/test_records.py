@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bespoke.errors import UserError
-from bespoke.records import CLIENTS, COLUMNS, ROUNDS, TIMING, RunFolder, write_atomic
+from bespoke.files import write_atomic
+from bespoke.records import CLIENTS, COLUMNS, ROUNDS, TIMING, RunFolder
 
 
 def timing(number=1, train=0.5):

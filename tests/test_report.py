@@ -9,7 +9,8 @@ from rich.console import Console
 from scipy import stats
 
 from bespoke.errors import UserError
-from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder, write_atomic
+from bespoke.files import write_atomic
+from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
 from bespoke.report import accuracy_chart, compare, curves, find_runs, summarise
 from bespoke.report.table import human_bytes
 

@@ -6,6 +6,7 @@ is killed or goes on. ``python test_resume.py FOLDER gate|slow`` prints one line
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import pathlib
@@ -24,22 +25,30 @@ import torch
 from small_runs import assert_same_result, command, experiment, records, write
 
 import bespoke
+from bespoke.clients import states
 from bespoke.errors import UserError
 
 EVERY = 2  # rounds between checkpoints
 
 
 def runs():
-    """The experiments that are killed: with client states and kept moments, on either backend."""
+    """The experiments that are killed: with client states and kept moments, on either backend, and kept on disk."""
     mlp = {"name": "mlp", "hidden": 6}
     data = {"validation": 0.2, "new_clients": 1, "rows": 200}
     common = {"model": mlp, "data": data, "evaluation": {"every": 2}, "rounds": 9}
     return {
         "fedrep": (
             experiment(bespoke.FedRep(head_epochs=2), momentum=0.5, keep_optimizer=True, full_last=True, **common),
-            "batched",
+            {"backend": "batched"},
         ),
-        "ditto": (experiment("ditto", optimizer="adam", lr=0.01, keep_optimizer=True, clip=1.0, **common), "loop"),
+        "ditto": (
+            experiment("ditto", optimizer="adam", lr=0.01, keep_optimizer=True, clip=1.0, **common),
+            {"backend": "loop", "states": "host"},
+        ),
+        "disk": (
+            experiment("fedper", momentum=0.5, keep_optimizer=True, rate=0.4, **common),
+            {"backend": "batched", "states": "disk"},
+        ),
     }
 
 
@@ -77,8 +86,8 @@ class Cut:
 
 @contextlib.contextmanager
 def watched(at):
-    """Every file of a run is written through :class:`Cut`; a rename calls ``at(name, "renamed")``."""
-    plain_open, plain_replace = pathlib.Path.open, os.replace
+    """Every file is written through :class:`Cut`; renames and removals call ``at(name, "renamed" or "removed")``."""
+    plain_open, plain_replace, plain_unlink = pathlib.Path.open, os.replace, pathlib.Path.unlink
 
     def opened(self, mode="r", *args, **kwargs):
         file = plain_open(self, mode, *args, **kwargs)
@@ -88,11 +97,15 @@ def watched(at):
         plain_replace(source, target)
         at(Path(target).name, "renamed")
 
-    pathlib.Path.open, os.replace = opened, replaced
+    def unlinked(self, *args, **kwargs):
+        plain_unlink(self, *args, **kwargs)
+        at(self.name, "removed")
+
+    pathlib.Path.open, os.replace, pathlib.Path.unlink = opened, replaced, unlinked
     try:
         yield
     finally:
-        pathlib.Path.open, os.replace = plain_open, plain_replace
+        pathlib.Path.open, os.replace, pathlib.Path.unlink = plain_open, plain_replace, plain_unlink
 
 
 class Moments:
@@ -137,9 +150,10 @@ def status(pid):
 
 
 def go(name, folder, at=None, resume=True):
-    spec, backend = runs()[name]
+    spec, how = runs()[name]
+    states.SPILL = 0  # whatever is kept on disk is written in every round, not with the checkpoint alone
     with watched(at) if at else contextlib.nullcontext():
-        bespoke.run(spec, folder, backend=backend, resume=resume, checkpoint_every=EVERY)
+        bespoke.run(spec, folder, resume=resume, checkpoint_every=EVERY, **how)
 
 
 def killed_at(name, folder, moments):
@@ -198,6 +212,11 @@ def drive(root, much):
             ("fedrep", cut("clients.jsonl", "half", 3)),  # inside a line of the records
             ("ditto", any_time),
             ("fedrep", any_moment),
+            ("disk", cut(".states-000003.safetensors.tmp", "half")),  # inside the writing of states, ahead of need
+            ("disk", cut("states-000004.safetensors", "renamed")),  # between states and the manifest that names them
+            ("disk", cut("000006.json", "renamed")),  # after the manifest, before what it replaces is removed
+            ("disk", cut("states-000001.safetensors", "removed")),  # while it is removed
+            ("disk", any_moment),
         ]
     for i, (name, how) in enumerate(kills):
         folder = root / f"kill{i}"
@@ -229,16 +248,16 @@ def kills(folder, much):
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_five_kills_end_with_the_same_bits(tmp_path):
+def test_ten_kills_end_with_the_same_bits(tmp_path):
     found, errors = kills(tmp_path, "gate")
-    assert len(found) == 5
+    assert len(found) == 10
     assert not [line for line in found if line["problem"]], f"{found}\n{errors}"
 
 
 @pytest.mark.slow
-def test_twenty_kills_end_with_the_same_bits(tmp_path):
+def test_thirty_kills_end_with_the_same_bits(tmp_path):
     found, errors = kills(tmp_path, "slow")
-    assert len(found) == 20
+    assert len(found) == 30
     assert not [line for line in found if line["problem"]], f"{found}\n{errors}"
 
 
@@ -249,8 +268,10 @@ WRITES = [  # of the small run of three rounds with a checkpoint every two, in t
     ".federation.json.tmp",
     ".environment.json.tmp",
     *("rounds.jsonl", "timing.jsonl"),
-    *("rounds.jsonl", "clients.jsonl", "timing.jsonl", ".000002.safetensors.tmp", ".000002.json.tmp"),
-    *("rounds.jsonl", "clients.jsonl", "timing.jsonl", ".000003.safetensors.tmp", ".000003.json.tmp"),
+    *("rounds.jsonl", "clients.jsonl", "timing.jsonl"),
+    *(".states-000001.safetensors.tmp", ".000002.safetensors.tmp", ".000002.json.tmp"),
+    *("rounds.jsonl", "clients.jsonl", "timing.jsonl"),
+    *(".states-000002.safetensors.tmp", ".000003.safetensors.tmp", ".000003.json.tmp"),
     ".environment.json.tmp",
     ".summary.json.tmp",
     ".rounds.parquet.tmp",
@@ -271,7 +292,8 @@ def small(tmp_path_factory):
     with watched(moments):
         done = command("run", path, "--out", root / "run", "--checkpoint-every", 2)
     assert done.code == 0, done.err
-    return path, root / "run", [name for name, step in moments.seen if step == "half"]
+    writes = (name for name, step in moments.seen if step == "half")
+    return path, root / "run", [name for name, _ in itertools.groupby(writes)]  # states are written in pieces
 
 
 def test_every_write_of_a_run_is_known(small):
@@ -358,6 +380,19 @@ def test_the_other_backend_may_go_on(tmp_path):
     done = bespoke.run(spec, tmp_path, backend="loop", resume=True)
     assert [row["round"] for row in done.folder.rounds()] == [1, 2, 3, 4]
     assert done.folder.read_json("environment.json")["backend"] == "loop"
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_states_may_be_kept_elsewhere_from_run_to_run(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(states, "SPILL", 300)  # bytes: some rounds write ahead of the checkpoint, others do not
+    spec = {"algorithm": "fedrep", "momentum": 0.5, "keep_optimizer": True, "evaluation": {"every": 1}}
+    for kind in states.KINDS:
+        done = bespoke.run(experiment(rounds=6, **spec), tmp_path / kind, backend=backend, states=kind)
+        assert done.folder.read_json("environment.json")["states"] == kind
+        assert_same_result(tmp_path / kind, tmp_path / "device")
+    for rounds, kind in ((2, "disk"), (3, "device"), (4, "host"), (6, "disk")):
+        bespoke.run(experiment(rounds=rounds, **spec), tmp_path / "run", backend=backend, states=kind, resume=True)
+    assert_same_result(tmp_path / "run", tmp_path / "device")
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):

@@ -155,14 +155,17 @@ def test_integers_have_no_mean():
 # --- soundness and size ---------------------------------------------------------------------------------------
 
 
-def test_finite_names_the_unsound():
-    stacked = tree.stack([example(seed) for seed in range(5)])
-    assert tree.finite(stacked, 5).tolist() == [True] * 5
-    stacked["w"][1, 0, 2] = torch.nan
-    stacked["deep"]["s"][3] = -torch.inf
-    assert tree.finite(stacked, 5).tolist() == [True, False, True, False, True]
-    assert tree.finite({}, 3).tolist() == [True] * 3
-    assert tree.finite({"n": torch.arange(3)}, 3).tolist() == [True] * 3
+def test_a_tree_with_nan_or_inf_is_unsound():
+    assert tree.sound(example(0))
+    for name, value in (("w", torch.nan), ("w", -torch.inf)):
+        spoilt = example(1)
+        spoilt[name][0, 2] = value
+        assert not tree.sound(spoilt)
+    deep = example(2)
+    deep["deep"]["s"] = torch.tensor(torch.inf)
+    assert not tree.sound(deep)
+    assert tree.sound({}) is None
+    assert tree.sound({"n": torch.arange(3)}) is None
 
 
 def test_bytes_on_the_wire():

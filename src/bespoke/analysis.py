@@ -178,7 +178,7 @@ def embeddings(run: Run) -> Embeddings:
     federation, clients = run.federation, run.federation.clients
     assert isinstance(clients, Simulated)
     taken = [client for client in range(federation.num_clients) if clients.took_part(client)]
-    if taken and "embedding" in clients.stored(taken[0])["state"]:
+    if taken and "embedding" in clients.stored(taken[:1])["state"]:
         down = federation.down(run.server, taken)
         vectors = clients.probe(lambda local, state, down: {"vector": state["embedding"]}, taken, *down)["vector"]
     else:

@@ -1,6 +1,5 @@
 """From an experiment, or from one's own data and model, to a run: build, run or resume, and what comes out."""
 
-import contextlib
 import copy
 import hashlib
 import platform
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from bespoke import __version__, ranks
 from bespoke.checkpoint import Checkpoint, load_newest, save
 from bespoke.clients import BatchedClients, Clients, LoopClients, ShardedClients, Simulated
+from bespoke.clients.states import KINDS
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import Data, Pool
@@ -33,8 +33,9 @@ from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.experiment import Experiment, from_tables, load
 from bespoke.federation import Evaluation, Event, Federation
+from bespoke.files import write_atomic
 from bespoke.models import ModelSettings, build_task
-from bespoke.records import RunFolder, write_atomic
+from bespoke.records import RunFolder
 from bespoke.report.summary import summarise
 
 BACKENDS = {"batched": BatchedClients, "loop": LoopClients}
@@ -137,6 +138,13 @@ def pick_backend(backend: str, device: torch.device) -> str:
     return backend
 
 
+def pick_precision(precision: str, device: torch.device, dtype: torch.dtype) -> str:
+    """``auto`` is float32 on the CPU (and wherever torch computes in another type by default), and fast on CUDA."""
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" and dtype == torch.float32 else "fp32"
+    return precision
+
+
 def pick_device(device: str) -> torch.device:
     """``auto`` is CUDA where there is some, else the CPU; of several processes each takes a GPU of its own."""
     if device == "auto":
@@ -158,8 +166,10 @@ def pick_device(device: str) -> torch.device:
 
 
 def _assemble(
-    experiment: Experiment, pool: Pool, task: Task, params: Tree, backend: str, callbacks: Sequence[Any]
+    experiment: Experiment, pool: Pool, task: Task, params: Tree, backend: str, states: str, callbacks: Sequence[Any]
 ) -> Federation:
+    if states not in KINDS:
+        raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
     task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     evaluation = experiment.evaluation
     clients: Clients
@@ -172,6 +182,7 @@ def _assemble(
         experiment.seed,
         adapt_rounds=evaluation.adapt_rounds,
         adapt_epochs=evaluation.adapt_epochs,
+        states=states,
     )
     if ranks.world() > 1:
         clients = ShardedClients(inner)
@@ -199,6 +210,8 @@ def run(
     *,
     backend: str = "auto",
     device: str = "auto",
+    precision: str = "auto",
+    states: str = "device",
     resume: bool = False,
     callbacks: Sequence[Callable[[Event], None]] = (),
     checkpoint_every: int = 10,
@@ -208,8 +221,13 @@ def run(
     """Run an experiment, or the one in a file or of a shipped name, and return its records and models.
 
     ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
-    goes on from the newest sound checkpoint in ``out``. ``about`` is added to ``environment.json``. Under
-    ``torchrun`` the clients are spread over its processes; the first one writes, and calls ``callbacks``.
+    goes on from the newest sound checkpoint in ``out``. ``precision`` is that of products of matrices on CUDA:
+    ``fp32``, ``tf32``, or ``bf16``, which the shipped models know and ``auto`` takes. ``states`` says where the
+    states of clients are kept while they are not at work: on the ``device``, on the ``host``, or on ``disk``, for
+    populations larger than memory. ``about`` is added to ``environment.json``.
+
+    Under ``torchrun`` the clients are spread over its processes; the first one keeps the records and calls
+    ``callbacks``, and every one returns the whole result.
     """
     ranks.join()
     if isinstance(experiment, str | Path):
@@ -219,8 +237,9 @@ def run(
     with ranks.one_first():  # what is prepared for the first time is kept in files
         pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
-    task = build_task(experiment.model, shape, pool.num_classes, pick_device(device), torch.get_default_dtype())
-    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, callbacks)
+    where, dtype = pick_device(device), torch.get_default_dtype()
+    task = build_task(experiment.model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
+    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states, callbacks)
     described = _describe(pool) | partition.describe()
     return _run(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})
 
@@ -239,6 +258,7 @@ def federate(
     out: str | Path | None = None,
     backend: str = "auto",
     device: str = "auto",
+    states: str = "device",
     resume: bool = False,
     evaluate_every: int = 0,
     callbacks: Sequence[Callable[[Event], None]] = (),
@@ -249,7 +269,7 @@ def federate(
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
     ``model`` any module whose sub-module ``head`` maps features to logits, its weights being the common
     start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
-    ``num_classes`` defaults to the largest label plus one.
+    ``num_classes`` defaults to the largest label plus one; the other arguments are as in :func:`run`.
     """
     ranks.join()
     if not isinstance(model, nn.Module):
@@ -283,7 +303,7 @@ def federate(
         ),
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
     )
-    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, callbacks)
+    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, states, callbacks)
     return _run(experiment, federation, pool, _describe(pool), out, resume, 10, lambda: False, {})
 
 
@@ -323,9 +343,10 @@ def _run(
 ) -> Run:
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
-    ranks.same(f"experiment {experiment.hash()} on {federation.task.device.type}")
+    ranks.same(f"experiment {experiment.hash()} on {federation.task.device.type} in {federation.task.precision}")
     folder = _folder(out)
-    first, server, notes, offsets = 1, None, list[str](), dict[str, int]()
+    checkpoints, store = folder.path / "checkpoints", federation.clients.store
+    first, server, found, notes, offsets = 1, None, None, list[str](), dict[str, int]()
     if folder.holds_run():
         if not resume:
             raise UserError(
@@ -334,11 +355,12 @@ def _run(
         found, notes = _find_start(experiment, folder, federation)
         if found is not None:
             first, server = found.round + 1, found.server
-            federation.clients.restore(found.clients)
         offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
+    store.open(checkpoints, found.states if found else ())
     environment = _environment(federation, experiment) | about
     ranks.wait()  # nothing is written before every process has read what was there
     if ranks.first():
+        RunFolder.create(checkpoints)
         folder.truncate(offsets)
         write_atomic(folder.path / "config.toml", experiment.toml())
         folder.write_json("federation.json", described)
@@ -346,17 +368,17 @@ def _run(
     ranks.wait()
 
     def checkpoint(round: int, server: Tree) -> None:
-        states = federation.clients.states()
+        files = store.flush()
         if ranks.first():
-            save(folder.path / "checkpoints", Checkpoint(round, server, states, folder.offsets()), experiment.hash())
+            save(checkpoints, Checkpoint(round, server, files, folder.offsets()), experiment.hash())
+        ranks.wait()  # files that no checkpoint names are removed before any process writes another
 
-    with _deterministic():
-        records = folder if ranks.first() else _Reader(folder)
-        server = federation.run(records, server, first, checkpoint, checkpoint_every, lambda: ranks.any_of(stop()))
+    records = folder if ranks.first() else _Reader(folder)
+    server = federation.run(records, server, first, checkpoint, checkpoint_every, lambda: ranks.any_of(stop()))
     notes = notes + list(getattr(federation.clients, "notes", []))
     done = Run(experiment, folder, federation, server, pool, notes)
     if ranks.first():
-        folder.write_json("environment.json", environment | {"notes": notes})
+        folder.write_json("environment.json", environment | _device_seconds(federation.clients) | {"notes": notes})
         folder.write_json("summary.json", done.summary)
         if out is not None:
             folder.export_parquet()
@@ -433,17 +455,6 @@ def _difference(stored: Experiment, experiment: Experiment) -> str:
     return "no setting differs"
 
 
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    """Ask cuDNN for repeatable kernels while a run goes on."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
-
-
 def _describe(pool: Pool) -> dict[str, Any]:
     classes = [int(pool.y[rows].unique().numel()) for rows in map(pool.train.client, range(pool.total_clients))]
     return {
@@ -470,9 +481,18 @@ def _environment(federation: Federation, experiment: Experiment) -> dict[str, An
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "dtype": str(federation.task.dtype).removeprefix("torch."),
+        "precision": federation.task.precision,
         "backend": getattr(federation.clients, "name", "unknown"),
+        "states": federation.clients.store.kind,
         "world_size": ranks.world(),
     }
+
+
+def _device_seconds(clients: Any) -> dict[str, Any]:
+    """Where the device's time went, if the clients' runner counts it."""
+    runner = getattr(clients, "runner", None)
+    seconds = {name: round(s, 3) for name, s in runner.timings().items()} if runner else {}
+    return {"device_seconds": seconds} if seconds else {}
 
 
 def _git_hash() -> str | None:

@@ -1,8 +1,9 @@
 """Checkpoints: written atomically, verified when read, never unpickled.
 
-A checkpoint is two files, ``000010.safetensors`` with all tensors and ``000010.json``, the manifest: round,
-experiment hash, checksum of the tensors, byte offsets of the records, and a checksum of itself. The
-manifest is written last, so a checkpoint exists once its manifest does. The last two are kept.
+A checkpoint is ``000010.safetensors`` with the server's tensors, the files of clients' states that
+:mod:`bespoke.clients.states` has written, and ``000010.json``, the manifest: round, experiment hash, names and
+checksums of those files, byte offsets of the records, and a checksum of itself. The manifest is written last,
+so a checkpoint exists once its manifest does. The last two are kept, and the states' files that they name.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import torch
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.records import RunFolder, write_atomic
+from bespoke.files import write_atomic
 
 KEEP = 2
 
@@ -27,7 +28,7 @@ class Checkpoint:
 
     round: int
     server: Tree
-    clients: dict[int, Tree]
+    states: list[dict[str, str]]  # the files of the clients' states and their checksums, oldest first
     offsets: dict[str, int]
 
 
@@ -37,17 +38,13 @@ def _digest(content: bytes) -> str:
 
 def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
     """Write a checkpoint into ``folder`` and remove all others but the one before it."""
-    RunFolder.create(folder)
-    ids = sorted(checkpoint.clients)
-    tensors: Tree = {"server": checkpoint.server, "ids": torch.tensor(ids, dtype=torch.int64)}
-    if ids:
-        tensors["clients"] = tree.stack([checkpoint.clients[c] for c in ids])
-    flat = {n: t.detach().cpu().contiguous().clone() for n, t in tree.flatten(tensors).items()}
+    flat = {n: t.detach().cpu().contiguous().clone() for n, t in tree.flatten(checkpoint.server).items()}
     content = safetensors.torch.save(flat)
     manifest = {
         "round": checkpoint.round,
         "experiment": experiment_hash,
         "tensors": _digest(content),
+        "states": checkpoint.states,
         "offsets": checkpoint.offsets,
         "names": list(flat),  # safetensors does not keep their order, and sums over a tree depend on it
     }
@@ -55,11 +52,27 @@ def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
     write_atomic(folder / f"{stem}.safetensors", content)
     write_atomic(folder / f"{stem}.json", json.dumps(manifest | {"manifest": _digest(_canonical(manifest))}))
     # What lies ahead of this round was passed over as damaged, or its writing was cut short.
-    kept = sorted(path.stem for path in folder.glob("*.json") if path.stem <= stem)[-KEEP:]
+    kept = sorted(path for path in folder.glob("*.json") if path.stem <= stem)[-KEEP:]
+    needed = {name for path in kept for name in (path.name, f"{path.stem}.safetensors", *_states_named(path))}
     for suffix in ("json", "safetensors"):  # a checkpoint ends with its manifest
         for old in folder.glob(f"*.{suffix}"):
-            if old.stem not in kept:
+            if old.name not in needed:
                 old.unlink()
+
+
+def _states_named(path: Path) -> list[str]:
+    """The files of states that a manifest needs: none, if it is damaged."""
+    try:
+        return [entry["file"] for entry in _manifest(path)["states"]]
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict) or manifest.pop("manifest", "") != _digest(_canonical(manifest)):
+        raise ValueError("the manifest's checksum does not match")
+    return manifest
 
 
 def _canonical(manifest: dict[str, Any]) -> bytes:
@@ -78,17 +91,16 @@ def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Check
 
 
 def _load(path: Path, device: torch.device | str) -> Checkpoint:
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(manifest, dict) or manifest.pop("manifest", "") != _digest(_canonical(manifest)):
-        raise ValueError("the manifest's checksum does not match")
+    manifest = _manifest(path)
     content = path.with_suffix(".safetensors").read_bytes()
     if manifest["tensors"] != _digest(content):
         raise ValueError("the tensors' checksum does not match")
+    for entry in manifest["states"]:
+        with path.with_name(entry["file"]).open("rb") as file:
+            if entry["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
+                raise ValueError(f"the checksum of {entry['file']} does not match")
     # Cloned, because views into one buffer are aligned otherwise than tensors of their own, and on some
     # machines the last bit of a matrix product depends on that.
     loaded = safetensors.torch.load(content)
     flat = {n: loaded[n].clone().to(device) for n in manifest["names"]}
-    tensors = tree.unflatten(flat)
-    ids = tensors["ids"].tolist()
-    clients = dict(zip(ids, tree.unstack(tensors["clients"], len(ids)), strict=True)) if ids else {}
-    return Checkpoint(manifest["round"], tensors.get("server", {}), clients, manifest["offsets"])
+    return Checkpoint(manifest["round"], tree.unflatten(flat), manifest["states"], manifest["offsets"])

@@ -127,6 +127,12 @@ def run(
         str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as the device likes.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Of products on CUDA: fp32, tf32, bf16; auto: bf16 on CUDA, where it is fastest.")
+    ] = "auto",
+    states: Annotated[
+        str, typer.Option(help="Where states of clients not at work are: device, host, or disk for very many clients.")
+    ] = "device",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (of the runs, with several seeds).")] = None,
@@ -164,6 +170,8 @@ def run(
                 folder,
                 backend=backend,
                 device=device,
+                precision=precision,
+                states=states,
                 resume=resume,
                 callbacks=[callback, *trackers],
                 checkpoint_every=checkpoint_every,

@@ -113,6 +113,8 @@ def trial(
     if isinstance(clients, BatchedClients):
         # However unequal, all clients of a chunk share a block: the hardest case for masks.
         clients.chunk, clients.padding, clients.similar = chunk, padding, 0.0
+        if padding:
+            clients.runner.slots = lambda active, lanes: lanes  # a finished client's lane runs on, to no effect
     root = rng.key(11, device)
     server = method.server_init(task, params, pool.num_clients, rng.stream(root, rng.SERVER))
     everyone = list(range(pool.total_clients))

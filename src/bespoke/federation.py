@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -10,10 +12,13 @@ import torch
 from bespoke.clients.protocol import Clients, Evaluated, Trained
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import on_device
 from bespoke.core.settings import Training, knob
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
+
+EVALUATED_AT_ONCE = 1000  # clients: bounds the memory of what is sent to each of them and of their counts
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,12 @@ class Federation:
 
     @property
     def root(self) -> torch.Tensor:
-        """The run's root key."""
-        return rng.key(self.seed, self.task.device)
+        """The run's root key, on the host."""
+        return rng.key(self.seed)
 
     def start(self) -> Tree:
         """The server's state before the first round."""
-        key = rng.stream(self.root, rng.SERVER)
+        key = rng.stream(self.root, rng.SERVER).to(self.task.device)
         return self.algorithm.server_init(self.task, self.params, self.num_clients, key)
 
     def run(
@@ -112,7 +117,7 @@ class Federation:
             clock.lap("evaluate")
             note = ""
             if len(trained.uploads.clients):
-                key = rng.stream(self.root, rng.SERVER, round)
+                key = on_device(rng.stream(self.root, rng.SERVER, round), self.task.device)
                 with torch.no_grad():
                     server = self.algorithm.aggregate(self.task, server, trained.uploads, key)
             else:
@@ -139,7 +144,7 @@ class Federation:
 
     def down(self, server: Tree, clients: Sequence[int]) -> tuple[Tree, Tree]:
         """What these clients receive: the part for all, and each one's own (leaves (K, ...))."""
-        ids = torch.tensor([c if c < self.num_clients else -1 for c in clients], device=self.task.device)
+        ids = on_device(torch.tensor([c if c < self.num_clients else -1 for c in clients]), self.task.device)
         return self.algorithm.broadcast(server), self.algorithm.tailor(server, ids)
 
     # --- the parts of a round -----------------------------------------------------------------------------------
@@ -155,9 +160,11 @@ class Federation:
     def _evaluate(self, round: int, server: Tree) -> list[dict[str, Any]]:
         if self.evaluation.when == "local":
             return []
-        everyone = list(range(self.total_clients))
-        shared, own = self.down(server, everyone)
-        return self._rows(round, self.clients.evaluate(round, everyone, shared, own))
+        counts: list[Evaluated] = []
+        for start in range(0, self.total_clients, EVALUATED_AT_ONCE):
+            some = range(start, min(start + EVALUATED_AT_ONCE, self.total_clients))
+            counts += self.clients.evaluate(round, some, *self.down(server, some))
+        return self._rows(round, counts)
 
     def _check_local(self, shared: Tree, trained: Trained) -> None:
         missing = shared.keys() - trained.uploads.tree.keys()
@@ -250,10 +257,8 @@ def _pooled(rows: list[dict[str, Any]], split: str) -> float | None:
 
 
 def _validation_curve(rows: Iterable[dict[str, Any]]) -> list[float | None]:
-    by_round: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_round.setdefault(row["round"], []).append(row)
-    return [_pooled(group, "val") for _, group in sorted(by_round.items())]
+    """The pooled validation accuracy of each evaluated round; rounds lie one after another, so one is in memory."""
+    return [_pooled(list(group), "val") for _, group in groupby(rows, key=itemgetter("round"))]
 
 
 def _out_of_patience(history: list[float | None], patience: int) -> bool:

@@ -77,13 +77,8 @@ def _local_rank() -> int:
 # --- what all processes come to know ------------------------------------------------------------------------------
 
 
-def gather(
-    value: Any, part: Tree, device: torch.device | str = "cpu", first_only: bool = False
-) -> list[tuple[Any, Tree]]:
-    """What each process has, in the order of their numbers: a JSON value, and a tree of tensors on ``device``.
-
-    With ``first_only`` the trees reach the first process alone, and the others are given an empty list.
-    """
+def gather(value: Any, part: Tree, device: torch.device | str = "cpu") -> list[tuple[Any, Tree]]:
+    """What each process has, in the order of their numbers: a JSON value, and a tree of tensors on ``device``."""
     if world() == 1:
         return [(value, part)]
     flat = tree.flatten(part)
@@ -91,8 +86,8 @@ def gather(
     heads = [json.loads(text) for text in _texts(json.dumps([value, kinds]))]
     lengths = [sum(_nbytes(dtype, shape) for _, dtype, shape in kinds) for _, kinds in heads]
     content = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *(_bytes(t, device) for t in flat.values())])
-    received = _exchange(content, lengths, first_only)
-    return [(value, _tree(kinds, content)) for (value, kinds), content in zip(heads, received, strict=False)]
+    received = _exchange(content, lengths)
+    return [(value, _tree(kinds, content)) for (value, kinds), content in zip(heads, received, strict=True)]
 
 
 def from_first(value: Any) -> Any:
@@ -139,21 +134,19 @@ def _texts(text: str) -> list[str]:
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
     with _peers():
         dist.all_gather(lengths, torch.tensor([len(content)]))
-    return [t.numpy().tobytes().decode() for t in _exchange(content, [int(n) for n in lengths], first_only=False)]
+    return [t.numpy().tobytes().decode() for t in _exchange(content, [int(n) for n in lengths])]
 
 
-def _exchange(content: Tensor, lengths: Sequence[int], first_only: bool) -> list[Tensor]:
+def _exchange(content: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """The bytes of each process, whose lengths are known: padded to the longest on their way."""
     longest = max(lengths)
     padded = content.new_zeros(longest)
     padded[: len(content)] = content
-    received = [torch.empty_like(padded) for _ in lengths] if first() or not first_only else []
-    with _peers():
-        if longest and first_only:
-            dist.gather(padded, received or None)
-        elif longest:
+    received = [torch.empty_like(padded) for _ in lengths]
+    if longest:
+        with _peers():
             dist.all_gather(received, padded)
-    return [t[:n] for t, n in zip(received, lengths, strict=False)]
+    return [t[:n] for t, n in zip(received, lengths, strict=True)]
 
 
 def _bytes(leaf: Tensor, device: torch.device | str) -> Tensor:

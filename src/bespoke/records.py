@@ -19,7 +19,6 @@ line (without its newline); readers pass over it and the next append removes it.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
+from bespoke.files import fsync_folder, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
 
@@ -73,41 +73,6 @@ _TYPES = {  # of the columns of an export that hold no plain integer; "id" is te
     **dict.fromkeys(("group", "split", "view", "note"), "string"),
     **{"client": "id", "cohort": "[id]", "refused": "[string]", "reasons": "[string]"},
 }
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-def _write_error(path: Path, error: OSError) -> UserError:
-    cure = "make room" if error.errno in _FULL else "mend that"
-    reason = error.strerror or str(error)
-    return UserError(f"cannot write {path}: {reason}; {cure}, then continue a started run with --resume")
-
-
-def _fsync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Writes `path` whole or not at all: temporary file beside it, fsync, rename, fsync of the folder."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        try:
-            with temporary.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            _fsync_folder(path.parent)
-        except BaseException:
-            if temporary.is_file():
-                temporary.unlink()
-            raise
-    except OSError as error:
-        raise _write_error(path, error) from error
 
 
 def _plain(value: Any) -> Any:
@@ -189,9 +154,9 @@ class RunFolder:
                     file.truncate(good)
                     raise
             if is_new:
-                _fsync_folder(self.path)
+                fsync_folder(self.path)
         except OSError as error:
-            raise _write_error(path, error) from error
+            raise write_error(path, error) from error
 
     def offsets(self) -> dict[str, int]:
         """Length in bytes of each record file (0 for one not yet written), for `truncate`."""
@@ -217,7 +182,7 @@ class RunFolder:
                     file.truncate(offset)
                     os.fsync(file.fileno())
             except OSError as error:
-                raise _write_error(self.path / name, error) from error
+                raise write_error(self.path / name, error) from error
 
     def _line_ends_at(self, name: str, offset: int) -> bool:
         if offset == 0:

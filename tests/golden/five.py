@@ -122,24 +122,40 @@ def complex_slope(loss, beta, along, h=1e-30):
 
 
 def search(loss, two):
-    """A grid, then bisection of the derivative within one step of the best point, in turn for two betas."""
-    axis = np.linspace(0.0, 1.0, 6 if two else 21)
-    points = [(a, b) for a in axis for b in axis] if two else [(a, a) for a in axis]
-    values = np.array([loss(*p) for p in points])
-    beta = np.array(points[np.flatnonzero(values <= values.min() + 1e-12)[0]])
-    for along in 3 * ((1.0, 0.0), (0.0, 1.0)) if two else ((1.0, 1.0),):
-        along = np.array(along)
-        low, high = (np.clip(beta + s * axis[1] * along, 0.0, 1.0) for s in (-1, 1))
+    """A grid, then bisection of the derivative within one step of the best point.
+
+    For two betas the best covariance beta for each mean beta of the grid; from the best pair four sweeps: along one,
+    along the other, and up to 32 times on the way that both made together.
+    """
+    axis = np.linspace(0.0, 1.0, 11 if two else 21)
+
+    def first_best(points):
+        values = np.array([loss(*p) for p in points])
+        return np.array(points[np.flatnonzero(values <= values.min() + 1e-12)[0]])
+
+    def along(beta, way, back, ahead):
+        for b, u in zip(beta, way, strict=True):
+            if u:
+                back, ahead = max(back, min(-b / u, (1 - b) / u)), min(ahead, max(-b / u, (1 - b) / u))
         for _ in range(18):
-            middle = (low + high) / 2
-            if complex_slope(loss, middle, along) < 0:
-                low = middle
+            middle = (back + ahead) / 2
+            if complex_slope(loss, beta + middle * way, way) < 0:
+                back = middle
             else:
-                high = middle
-        found = (low + high) / 2
-        found = np.where((along > 0) & (found < 1e-6), 0.0, np.where((along > 0) & (found > 1 - 1e-6), 1.0, found))
-        if loss(*found) < loss(*beta) - 1e-12:
-            beta = found
+                ahead = middle
+        found = beta + (back + ahead) / 2 * way
+        found = np.where(found < 1e-6, 0.0, np.where(found > 1 - 1e-6, 1.0, found))
+        return found if loss(*found) < loss(*beta) - 1e-12 else beta
+
+    if not two:
+        return along(first_best([(a, a) for a in axis]), np.ones(2), -axis[1], axis[1])
+    by_mean, by_cov = np.eye(2)
+    beta = first_best([along(first_best([(a, b) for b in axis]), by_cov, -axis[1], axis[1]) for a in axis])
+    for _ in range(4):
+        before = beta
+        for way in (by_mean, by_cov):
+            beta = along(beta, way, -axis[1], axis[1])
+        beta = along(beta, beta - before, 0.0, 32.0)
     return beta
 
 

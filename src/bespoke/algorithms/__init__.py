@@ -7,11 +7,16 @@ from typing import Any
 
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedlda import FedLDA
+from bespoke.algorithms.fedpce import FedPCE
 from bespoke.algorithms.fedper import FedPer
 from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.fedrep import FedRep
 from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
+from bespoke.algorithms.pfedfda import PFedFDA
+from bespoke.algorithms.pfedvmp import PFedVMP
+from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
 
 Factory = Callable[..., Algorithm]
@@ -25,6 +30,11 @@ ALGORITHMS: dict[str, Factory] = {
     "fedrep": FedRep,
     "lg_fedavg": LGFedAvg,
     "ditto": Ditto,
+    "pfedfda": PFedFDA,
+    "self_fl": SelfFL,
+    "fedlda": FedLDA,
+    "fedpce": FedPCE,
+    "pfedvmp": PFedVMP,
 }
 
 

@@ -5,5 +5,15 @@ from bespoke.clients.loop import LoopClients
 from bespoke.clients.protocol import Clients, Evaluated, Trained
 from bespoke.clients.sharded import ShardedClients
 from bespoke.clients.simulated import Simulated
+from bespoke.clients.states import StateStore
 
-__all__ = ["BatchedClients", "Clients", "Evaluated", "LoopClients", "ShardedClients", "Simulated", "Trained"]
+__all__ = [
+    "BatchedClients",
+    "Clients",
+    "Evaluated",
+    "LoopClients",
+    "ShardedClients",
+    "Simulated",
+    "StateStore",
+    "Trained",
+]

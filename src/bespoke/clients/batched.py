@@ -1,52 +1,79 @@
 """A cohort at once: the same client code under ``torch.func.vmap``, over blocks of clients of similar size."""
 
+from typing import Any
+
 import torch
-from torch import Tensor
 from torch.func import vmap
 
+from bespoke.clients.graphs import Graphs
 from bespoke.clients.loop import one_by_one
 from bespoke.clients.simulated import Call, Mapped, Simulated
 from bespoke.core import rng, tree
-from bespoke.core.data import blocks
-from bespoke.core.local import Local
+from bespoke.core.data import blocks, on_device
+from bespoke.core.lanes import Eager
 from bespoke.core.tree import Tree
 
 
 class BatchedClients(Simulated):
     """Clients sorted by size, padded in blocks of at most ``chunk``, each block one mapped call.
 
-    A method that cannot be mapped runs one client after another instead; ``notes`` says so, and why.
+    On CUDA a block's work is recorded as graphs and replayed (``graphs``). A method that cannot be mapped runs one
+    client after another instead; ``notes`` says so, and why.
     """
 
     name = "batched"
-    chunk = 64  # clients in one mapped call: bounds memory
+    chunk = 64  # clients in one mapped call; halved when memory runs out
     similar = 0.5  # a block's smallest client has at least this share of its largest one's rows
     padding = 0  # extra rows beyond a block's largest client: changes nothing but time; for tests
     mappable = True
 
+    def __init__(self, *args: Any, graphs: bool = True, **options: Any) -> None:
+        """As :class:`Simulated`; without ``graphs`` nothing is recorded, also on CUDA."""
+        super().__init__(*args, **options)
+        self.runner: Eager = Eager()
+        if self.task.device.type == "cuda":
+            self.similar = 0.0  # lanes are dropped as clients finish, so that unequal ones may share a block
+            most = min(self.chunk, self.pool.total_clients)
+            self.runner = Graphs(self.task.device, most, max(self.pool.train.sizes), graphs, self.notes)
+
     def _map(self, call: Call) -> Mapped:
-        parts, order, used, slots, breaks = [], list[int](), 0.0, 0, 0
+        while True:
+            try:
+                return self._map_blocks(call)
+            except torch.OutOfMemoryError:
+                fewer = min(self.chunk, len(call.clients)) // 2
+                if not fewer:
+                    raise
+                self.chunk = fewer
+                self.runner.forget(fewer)
+                self.notes.append(f"memory ran out: at most {fewer} clients run at once")
+
+    def _map_blocks(self, call: Call) -> Mapped:
+        parts, order, breaks, computed, seen = [], list[int](), 0, 0, 0
         for block in blocks([self.pool.train.sizes[c] for c in call.clients], self.chunk, self.similar):
             part = call.part(block)
             mapped = self._try_block(part) if self.mappable else None
             if mapped is None:
                 out, _, broke = one_by_one(self, part)
-                breaks += broke
             else:
-                out, local = mapped
-                used += float(out.pop("used").sum())
-                slots += local.slots * len(block)
-                breaks += local.breaks
+                out, broke = mapped
+                computed, seen = computed + self.runner.computed, seen + self.runner.seen
+            breaks += broke
             parts.append(out)
             order += block
+        waste = 1.0 - seen / computed if computed else 0.0
+        if len(parts) == 1 and order == sorted(order):
+            return Mapped(parts[0], waste, breaks)
         back = torch.empty(len(order), dtype=torch.int64)
         back[torch.tensor(order)] = torch.arange(len(order))
-        return Mapped(tree.take(tree.concat(parts), back), 1.0 - used / slots if slots else 0.0, breaks)
+        return Mapped(tree.take(tree.concat(parts), on_device(back, self.root.device)), waste, breaks)
 
-    def _try_block(self, call: Call) -> tuple[Tree, Local] | None:
-        """A block's results and the desk they were made at; None, and a note, if the method cannot be mapped."""
+    def _try_block(self, call: Call) -> tuple[Tree, int] | None:
+        """A block's results and its breaks; None, and a note, if the method cannot be mapped."""
         try:
             return self._block(call)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, NotImplementedError) as error:
             # If the loop fails too, its error is the plain one to show; if not, mapping was the trouble.
             one_by_one(self, call.part([0]))
@@ -55,27 +82,43 @@ class BatchedClients(Simulated):
             self.notes.append(f"clients ran one after another, because mapping them failed: {reason}")
             return None
 
-    def _block(self, call: Call) -> tuple[Tree, Local]:
-        pool, group, device = self.pool, call.clients, self.root.device
-        sizes = [pool.train.sizes[c] for c in group]
-        ids = torch.tensor(list(group), device=device)
-        rows, n = pool.train.block(group, call.width or max(sizes) + self.padding)
-        splits = {
-            name: lists.block(group, max(1, *(lists.sizes[c] for c in group)) + self.padding)
-            for name, lists in (self.held_out().items() if call.held_out else ())
+    def _block(self, call: Call) -> tuple[Tree, int]:
+        pool, device, count = self.pool, self.root.device, len(call.clients)
+        sizes = [pool.train.sizes[c] for c in call.clients]
+        idle = self.runner.lanes(count) - count
+        call = call.part([*range(count), *[count - 1] * idle])  # an idle lane repeats the last client, to no effect
+        group = call.clients
+        width = call.width or self.runner.width(max(sizes)) + self.padding
+        ids = on_device(torch.tensor(list(group)), device)
+        lanes = {
+            "data": pool.train.block(group, width),
+            "splits": {
+                name: lists.block(group, self.runner.width(max(1, *(lists.sizes[c] for c in group))) + self.padding)
+                for name, lists in (self.held_out().items() if call.held_out else ())
+            },
+            "key": on_device(rng.stream(self.host_root, call.purpose, call.round, torch.tensor(list(group))), device),
+            "extra": tree.take(pool.extra, ids),
+            "stored": self.stored(group, mapped=True),
+            "own": call.own,
         }
-        stored = tree.stack([self.stored(c) for c in group])
-        keys = rng.stream(self.root, call.purpose, call.round, ids)
-        extra = tree.take(pool.extra, ids)
-        desks: list[Local] = []
+        same = {"shared": call.shared, "clock": self.clock(call.round)}
+        fewest = min(pool.train.sizes)
 
-        def one(rows: Tensor, n: Tensor, key: Tensor, extra: Tree, splits: Tree, stored: Tree, own: Tree) -> Tree:
-            local = self.desk(call.round, self.data(rows, n, extra), key, stored["moments"], sizes, mapped=True)
-            desks.append(local)
-            held_out = {name: self.data(rows, n, extra) for name, (rows, n) in splits.items()}
-            out = call.fn(local, held_out, stored["state"], call.shared | own)
-            return {**out, "used": torch.as_tensor(local.used, dtype=self.task.dtype, device=device)}
+        def one(lane: Tree, same: Tree) -> Tree:
+            rows, n = lane["data"]
+            data, extra, stored = self.data(rows, n, lane["extra"]), lane["extra"], lane["stored"]
+            local = self.desk(same["clock"], data, lane["key"], stored["moments"], fewest, max(sizes), self.runner)
+            held_out = {name: self.data(rows, n, extra) for name, (rows, n) in lane["splits"].items()}
+            out = call.fn(local, held_out, stored["state"], same["shared"] | lane["own"])
+            breaks.append(local.breaks)
+            return out
 
-        with torch.no_grad():
-            out = vmap(one)(rows, n, keys, extra, splits, stored, call.own)
-        return out, desks[0]
+        def block(inputs: Tree) -> tuple[Tree, int]:
+            breaks.clear()
+            with torch.no_grad():
+                return vmap(one, in_dims=(0, None))(inputs["lanes"], inputs["same"]), breaks[0]
+
+        breaks: list[int] = []
+        name = getattr(call.fn, "__name__", "")
+        out, broke = self.runner.call(name, sizes, block, {"lanes": lanes, "same": same})
+        return (tree.map(lambda x: x[:count], out) if idle else out), broke

@@ -20,6 +20,7 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
     pool, results, breaks = clients.pool, [], 0
     ids = torch.tensor(list(call.clients), device=clients.root.device)
     keys = rng.stream(clients.root, call.purpose, call.round, ids)
+    clock = clients.clock(call.round)
     for i, client in enumerate(call.clients):
         n = pool.train.sizes[client]
         rows, size = pool.train.block([client], call.width or n)
@@ -28,9 +29,9 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
         for name, lists in clients.held_out().items() if call.held_out else ():
             split_rows, split_size = lists.block([client], max(1, lists.sizes[client]))
             held_out[name] = clients.data(split_rows[0], split_size[0], extra)
-        stored = clients.stored(client)
+        stored = tree.map(lambda x: x[0], clients.stored([client]))
         data = clients.data(rows[0], size[0], extra)
-        local = clients.desk(call.round, data, keys[i], stored["moments"], [n], mapped=False)
+        local = clients.desk(clock, data, keys[i], stored["moments"], n, n)
         down = call.shared | tree.map(lambda x, i=i: x[i], call.own)
         with torch.no_grad():
             results.append(tree.detach(call.fn(local, held_out, stored["state"], down)))

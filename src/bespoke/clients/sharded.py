@@ -1,7 +1,8 @@
 """Clients spread over the processes of a run: each trains and evaluates its own, and all learn the answers."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from bespoke import ranks
 from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.clients.simulated import Simulated
+from bespoke.clients.states import StateStore
 from bespoke.core import tree
 from bespoke.core.algorithm import Uploads
 from bespoke.core.tree import Tree
@@ -28,6 +30,26 @@ def homes(sizes: Sequence[int], population: int, world: int) -> list[int]:
     return home
 
 
+class ShardedStates:
+    """The states of the clients of all processes: each process keeps and writes those of its own."""
+
+    def __init__(self, own: StateStore, home: Sequence[int]) -> None:
+        """``own`` is this process's; ``home`` the process of each client."""
+        self.own, self.kind, self.home = own, own.kind, home
+        self.took_part: set[int] = set()  # in any process
+
+    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
+        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, whoever wrote them."""
+        rank = ranks.rank()
+        self.own.open(folder, files, lambda client: self.home[client] == rank, rank, ranks.world())
+        self.took_part = {client for ids, _ in ranks.gather(self.own.ids(), {}) for client in ids}
+
+    def flush(self) -> list[dict[str, str]]:
+        """Let each process write what changed, and name the files that hold all states, oldest first."""
+        files = {entry["file"]: entry for entries, _ in ranks.gather(self.own.flush(), {}) for entry in entries}
+        return [files[name] for name in sorted(files, key=lambda name: (len(name), name))]
+
+
 class ShardedClients:
     """The clients of all processes, seen from each of them.
 
@@ -39,9 +61,10 @@ class ShardedClients:
     def __init__(self, inner: Simulated) -> None:
         """``inner`` runs the clients whose home is this process."""
         self.inner, self.name = inner, inner.name
+        self.runner = getattr(inner, "runner", None)  # of this process
         self.home = homes(inner.pool.train.sizes, inner.pool.num_clients, ranks.world())
+        self.store = ShardedStates(inner.store, self.home)
         self.notes: list[str] = []
-        self._took_part: set[int] = set()
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
@@ -60,7 +83,7 @@ class ShardedClients:
         heads = [said for said, _ in answers]
         stacked = tree.concat([part for _, part in answers])
         ids = stacked["clients"].tolist()
-        self._took_part.update(ids)
+        self.store.took_part.update(ids)
         place = {c: i for i, c in enumerate(clients)}
         order = sorted(range(len(ids)), key=lambda i: place[ids[i]])
         logged = {name: [v for said in heads for v in said["logged"][name]] for name in heads[0]["logged"]}
@@ -85,22 +108,17 @@ class ShardedClients:
 
     def took_part(self, client: int) -> bool:
         """Whether an upload of this client was ever accepted."""
-        return client in self._took_part
-
-    def states(self) -> dict[int, Tree]:
-        """The stored states by client: all of them in the first process, which writes them, none in the others."""
-        return _by_client(self.inner.states(), "cpu", first_only=True)
-
-    def restore(self, states: dict[int, Tree]) -> None:
-        """Replace the stored states; each process is given all and keeps its own clients'."""
-        self._took_part = set(states)
-        self.inner.restore({c: state for c, state in states.items() if self.home[c] == ranks.rank()})
+        return client in self.store.took_part
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
         """The personal models themselves, one tree a client, in every process."""
         mine, theirs = self._share(clients, own)
         models = self.inner.personal(round, mine, shared, theirs) if mine else []
-        found = _by_client(dict(zip(mine, models, strict=True)), self.inner.root.device)
+        part = {"models": tree.stack(models)} if models else {}
+        found: dict[int, Tree] = {}
+        for ids, gathered in self._gather(mine, part):
+            if ids:
+                found |= zip(ids, tree.unstack(gathered["models"], len(ids)), strict=True)
         return [found[c] for c in clients]
 
     def _gather(self, value: Any, part: Tree) -> list[tuple[Any, Tree]]:
@@ -113,13 +131,3 @@ class ShardedClients:
         """Those of the clients whose home is this process, and their rows of ``own``."""
         places = [i for i, c in enumerate(clients) if self.home[c] == ranks.rank()]
         return [clients[i] for i in places], tree.take(own, torch.tensor(places, dtype=torch.int64))
-
-
-def _by_client(own: dict[int, Tree], device: torch.device | str, first_only: bool = False) -> dict[int, Tree]:
-    """One tree for each client of this process -> those of all processes, on ``device``."""
-    mine = {"stacked": tree.stack(list(own.values()))} if own else {}
-    found: dict[int, Tree] = {}
-    for ids, part in ranks.gather(list(own), mine, device, first_only):
-        if ids:
-            found |= zip(ids, tree.unstack(part["stacked"], len(ids)), strict=True)
-    return found

@@ -7,15 +7,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional as F
 
 from bespoke.clients.protocol import Evaluated, Trained
+from bespoke.clients.states import StateStore
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
-from bespoke.core.data import Data, Pool, Rows
+from bespoke.core.data import Data, Pool, Rows, on_device
+from bespoke.core.lanes import Eager, Runner
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
-from bespoke.core.task import Task
+from bespoke.core.task import Task, arithmetic
 from bespoke.core.tree import Tree
 
 TEST_CHUNK = 256
@@ -51,6 +54,12 @@ class Mapped(NamedTuple):
     host_breaks: int = 0
 
 
+def _to_host(columns: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Values (K,) by name as lists, in one transfer."""
+    rows = torch.stack([column.double() for column in columns.values()]).tolist()
+    return dict(zip(columns, rows, strict=True))
+
+
 class Simulated(ABC):
     """Clients that live in this process: their data, their states, and how one of them works.
 
@@ -70,44 +79,47 @@ class Simulated(ABC):
         *,
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
+        states: str = "device",
     ) -> None:
-        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'."""
+        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'.
+
+        ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
+        """
         self.algorithm, self.task, self.params, self.training = algorithm, task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
+        self.host_root = rng.key(seed)  # keys are made on the host, where they cost no launches
         self.adapt_rounds, self.adapt_epochs = adapt_rounds, adapt_epochs
         self.notes: list[str] = []
-        self._states: dict[int, Tree] = {}  # of the clients that took part: {"state": ..., "moments": ...}
-        self._moments_like: Tree | None = None
+        self.store = StateStore(states, task.device)  # of the clients that took part: {"state": ..., "moments": ...}
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Run ``client_update`` for each client."""
-        out, padding, breaks = self._map(Call(self._update, clients, rng.TRAIN, round, shared, own))
-        count, device = len(clients), self.root.device
-        kept = {"state": out["state"], "moments": out["moments"]}
-        sound = zip(clients, tree.finite(out["up"], count).tolist(), tree.finite(kept, count).tolist(), strict=True)
+        out, padding, breaks = self._work(Call(self._update, clients, rng.TRAIN, round, shared, own))
+        flags = {f"sound/{part}": sound for part, sound in out["sound"].items()}
+        told = _to_host(flags | {f"logged/{name}": value for name, value in out["logged"].items()})
         refused = {
-            client: f"its {'state' if upload_sound else 'upload'} holds NaN or inf"
-            for client, upload_sound, state_sound in sound
-            if not (upload_sound and state_sound)
+            client: f"its {'state' if upload else 'upload'} holds NaN or inf"
+            for client, upload, state in zip(clients, told["sound/up"], told["sound/kept"], strict=True)
+            if not (upload and state)
         }
         places = [i for i, c in enumerate(clients) if c not in refused]
         accepted = [clients[i] for i in places]
-        states = tree.unstack(kept, count)
-        self._states |= {clients[i]: states[i] for i in places}
-        if places and self._moments_like is None:
-            self._moments_like = tree.zeros_like(states[places[0]]["moments"])
+        up, kept = out["up"], {"state": out["state"], "moments": out["moments"]}
+        if refused:
+            index = on_device(torch.tensor(places, dtype=torch.int64), self.root.device)
+            up, kept = tree.take(up, index), tree.take(kept, index)
+        self.store.put(accepted, kept)
         by_rows = self.training.weighting == "samples"
         weights = [float(self.pool.train.sizes[c]) if by_rows else 1.0 for c in accepted]
-        index = torch.tensor(places, dtype=torch.int64, device=device)
         uploads = Uploads(
-            tree.take(out["up"], index),
-            torch.tensor(weights, dtype=torch.float64, device=device),
-            torch.tensor(accepted, dtype=torch.int64, device=device),
+            up,
+            on_device(torch.tensor(weights, dtype=torch.float64), self.root.device),
+            on_device(torch.tensor(accepted, dtype=torch.int64), self.root.device),
         )
-        logged = {name: values.index_select(0, index).tolist() for name, values in out["logged"].items()}
+        logged = {name: [told[f"logged/{name}"][i] for i in places] for name in out["logged"]}
         return Trained(uploads, refused, logged, padding, breaks)
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
@@ -117,28 +129,23 @@ class Simulated(ABC):
             places = [i for i, c in enumerate(clients) if self.took_part(c) == seen]
             if places:
                 call = Call(work, clients, rng.EVAL, round, shared, own, held_out=True).part(places)
-                rows |= self._rows(call.clients, self._map(call).tree)
+                rows |= self._rows(call.clients, self._work(call).tree)
         return [row for c in clients for row in rows[c]]
 
     def took_part(self, client: int) -> bool:
         """Whether an upload of this client was ever accepted."""
-        return client in self._states
+        return client in self.store
 
     def states(self) -> dict[int, Tree]:
-        """The stored states by client."""
-        return dict(self._states)
-
-    def restore(self, states: dict[int, Tree]) -> None:
-        """Replace the stored states."""
-        self._states = {c: tree.to(s, self.root.device) for c, s in states.items()}
-        like = next(iter(self._states.values()), None)
-        self._moments_like = None if like is None else tree.zeros_like(like["moments"])
+        """All stored states by client, for a look at them: they may be many."""
+        ids = self.store.ids()
+        return dict(zip(ids, tree.unstack(self.store.get(ids), len(ids)), strict=True)) if ids else {}
 
     def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
         width = max(self.pool.train.sizes[c] for c in clients)
         work: ClientFunction = lambda local, _, state, down: fn(local, state, down)  # noqa: E731
-        return self._map(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
+        return self._work(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
         """The personal models themselves, one tree a client: for saving and for use outside."""
@@ -146,7 +153,7 @@ class Simulated(ABC):
         for i, client in enumerate(clients):  # one at a time, so that only the results lie in memory
             work = self._personal if self.took_part(client) else self._adapted_personal
             call = Call(work, clients, rng.EVAL, round, shared, own).part([i])
-            models += tree.unstack(self._map(call).tree, 1)
+            models += tree.unstack(self._work(call).tree, 1)
         return models
 
     # --- one client's work --------------------------------------------------------------------------------------
@@ -156,7 +163,9 @@ class Simulated(ABC):
         leaked = up.keys() & set(self.algorithm.private)
         if leaked:
             raise ValueError(f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private")
-        return {"state": new, "up": up, "moments": local.moments, "logged": local.logged}
+        sound = {"up": tree.sound(up), "kept": tree.sound({"state": new, "moments": local.moments})}
+        flags = {part: torch.ones_like(local.n, dtype=torch.bool) if ok is None else ok for part, ok in sound.items()}
+        return {"state": new, "up": up, "moments": local.moments, "logged": local.logged, "sound": flags}
 
     def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
         training = replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training
@@ -230,30 +239,65 @@ class Simulated(ABC):
     def held_out(self) -> dict[str, Rows]:
         """The splits that have rows at all, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
-        return {name: rows for name, rows in splits.items() if any(rows.sizes)}
+        return {name: rows for name, rows in splits.items() if len(rows.index)}
 
-    def stored(self, client: int) -> Tree:
-        """A client's state and moments: stored ones, or the first ones of a client that never took part."""
-        if client in self._states:
-            return self._states[client]
-        known = client if client < self.pool.num_clients else -1
-        state = self.algorithm.client_init(self.task, self.params, torch.tensor(known, device=self.root.device))
-        return {"state": state, "moments": self._moments_like or {}}
+    def stored(self, clients: Sequence[int], mapped: bool = False) -> Tree:
+        """States and moments, leaves (K, ...): stored ones, or the first ones of clients that never took part."""
+        parts, places = list[Tree](), list[list[int]]()
+        for seen in (True, False):
+            if chosen := [i for i, c in enumerate(clients) if self.took_part(c) == seen]:
+                ids = [clients[i] for i in chosen]
+                parts.append(self.store.get(ids) if seen else self._first(ids, mapped))
+                places.append(chosen)
+        return tree.merge(parts, places)
 
-    def desk(self, round: int, data: Data, key: Tensor, moments: Tree, sizes: Sequence[int], mapped: bool) -> Local:
-        """The desk of a client, or of a block of clients with these sizes inside vmap."""
-        device, lr = self.root.device, self.training.lr * self.training.lr_factor(max(round, 1))
+    def _first(self, clients: Sequence[int], mapped: bool) -> Tree:
+        """What clients that never took part start with, leaves (K, ...)."""
+        device, known = self.root.device, [c if c < self.pool.num_clients else -1 for c in clients]
+        ids = torch.tensor(known, device=device)
+
+        def init(client: Tensor) -> Tree:
+            return self.algorithm.client_init(self.task, self.params, client)
+
+        try:
+            state = tree.map(Tensor.contiguous, vmap(init)(ids)) if mapped else tree.stack([init(c) for c in ids])
+        except RuntimeError:  # only the first state looks at the id's value: the client's work may still be mapped
+            state = tree.stack([init(c) for c in ids])
+        moments = self.store.layout.get("moments", {})
+        zeros = tree.map(lambda x: torch.zeros((len(clients), *x.shape), dtype=x.dtype, device=device), moments)
+        return {"state": state, "moments": zeros}
+
+    def clock(self, round: int) -> Tree:
+        """What tells a client the time, as 0-d tensors: the round, their number, and the round's learning rate."""
+        lr = self.training.lr * self.training.lr_factor(max(round, 1))
+        device = self.root.device
+        return {
+            "round": torch.full((), round, dtype=torch.int64, device=device),
+            "rounds": torch.full((), self.training.rounds, dtype=torch.int64, device=device),
+            "lr": torch.full((), lr, dtype=self.task.dtype, device=device),
+        }
+
+    def desk(
+        self,
+        clock: Tree,
+        data: Data,
+        key: Tensor,
+        moments: Tree,
+        smallest: int,
+        largest: int,
+        runner: Runner | None = None,
+    ) -> Local:
+        """The desk of a client; with a runner, of each client of a block inside vmap."""
         return Local(
             task=self.task,
             data=data,
             key=key,
-            round=torch.tensor(round, device=device),
-            rounds=torch.tensor(self.training.rounds, device=device),
-            lr=torch.tensor(lr, dtype=self.task.dtype, device=device),
+            **clock,
             training=self.training,
-            smallest=min(sizes),
-            largest=max(sizes),
-            mapped=mapped,
+            smallest=smallest,
+            largest=largest,
+            mapped=runner is not None,
+            runner=runner or Eager(),
             moments=moments,
         )
 
@@ -261,6 +305,11 @@ class Simulated(ABC):
         """What a client sees of the pool through its rows (width,)."""
         pool = self.pool
         return Data(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
+
+    def _work(self, call: Call) -> Mapped:
+        """Run a call in the task's precision."""
+        with arithmetic(self.task.precision):
+            return self._map(call)
 
     @abstractmethod
     def _map(self, call: Call) -> Mapped:

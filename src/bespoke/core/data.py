@@ -14,6 +14,13 @@ from bespoke.core.tree import Tree
 Transform = Callable[[Tensor, Tensor, Tree, bool], Tensor]
 
 
+def on_device(values: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the host on a device, without waiting for the device."""
+    if torch.device(device).type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 class Batch(NamedTuple):
     """A minibatch of one client; where ``mask`` is 0 there is only padding."""
 
@@ -23,6 +30,25 @@ class Batch(NamedTuple):
     rows: Tensor  # (B,) position in the client's own list of rows: serves caches
     step: Tensor  # () int64, counted within the fold
     key: Tensor  # (2,) for dropout, augmentation, noise
+
+
+def fetch(
+    x: Tensor,
+    y: Tensor,
+    rows: Tensor,
+    key: Tensor,
+    extra: Tree,
+    transform: Transform | None,
+    dtype: torch.dtype,
+    train: bool,
+) -> tuple[Tensor, Tensor]:
+    """Examples and labels at ``rows`` (B,) of a pool, as a model takes them: x (B, ...), y (B,)."""
+    examples = x[rows]
+    if transform is not None:
+        examples = transform(key, examples, extra, train)
+    elif examples.dtype == torch.uint8:
+        examples = examples.to(dtype) / 127.5 - 1.0
+    return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
 
 
 @dataclass(frozen=True)
@@ -48,13 +74,7 @@ class Data:
 
     def gather(self, index: Tensor, key: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """Examples and labels at positions ``index`` (B,) of the client's list: x (B, ...), y (B,)."""
-        rows = self.rows[index]
-        x = self.x[rows]
-        if self.transform is not None:
-            x = self.transform(key, x, self.extra, train)
-        elif x.dtype == torch.uint8:
-            x = x.to(self.dtype) / 127.5 - 1.0
-        return (x.to(self.dtype) if x.is_floating_point() else x), self.y[rows]
+        return fetch(self.x, self.y, self.rows[index], key, self.extra, self.transform, self.dtype, train)
 
 
 @dataclass(frozen=True)
@@ -84,13 +104,18 @@ class Rows:
 
         What is computed on padding is masked, but NaN times zero is NaN: another client's row could do harm.
         """
-        rows = self.index.new_zeros(len(clients), width)
-        for i, client in enumerate(clients):
-            own = self.client(client)
-            if len(own):
-                rows[i] = own[0]
-            rows[i, : len(own)] = own
-        return rows, torch.tensor([self.sizes[c] for c in clients], device=self.index.device)
+        if any(self.sizes[c] > width for c in clients):
+            raise ValueError(f"{width} places are too few for clients of {[self.sizes[c] for c in clients]} rows")
+        device = self.index.device
+        first = [self._start[c] for c in clients]  # type: ignore[attr-defined]
+        bounds = on_device(torch.tensor([first, [self.sizes[c] for c in clients]], dtype=torch.int64), device)
+        start, n = bounds[0], bounds[1]
+        place = torch.arange(width, device=device)
+        place = torch.where(place < n[:, None], place, 0) + start[:, None]
+        if not len(self.index):
+            return torch.zeros_like(place), n
+        rows = self.index[place.clamp(max=len(self.index) - 1)]
+        return torch.where(n[:, None] > 0, rows, 0), n
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from bespoke.core.gaussian import Gaussians, shrink, solve
 
 GRID, HALVINGS = 21, 17  # 0.1 / 2**17 < 1e-6
-PLANE, SWEEPS = 6, 8  # two betas: a 6 x 6 grid, then coordinate steps
+PLANE, SWEEPS, AHEAD = 11, 4, 32.0  # two betas: an 11 x 11 grid, then coordinate steps, each sweep drawn out so far
 TIE = 1e-12  # losses so close are equal: where the data do not tell, rounding must not
 
 
@@ -33,17 +33,17 @@ class _Objective(NamedTuple):
     log_prior: Tensor  # (C,)
     amount: float
 
-    def __call__(self, mean_beta: Tensor, cov_beta: Tensor) -> Tensor:
-        """The loss at betas (g,): (g,)."""
-        return self._evaluate(mean_beta, cov_beta, None)
+    def __call__(self, beta: Tensor) -> Tensor:
+        """The loss at betas (g, 2) for means and covariance: (g,)."""
+        return self._evaluate(beta, None)
 
-    def slope(self, mean_beta: Tensor, cov_beta: Tensor, along: tuple[float, float]) -> Tensor:
-        """The derivative at betas (g,) along a direction (means, covariance): (g,)."""
-        return self._evaluate(mean_beta, cov_beta, along)
+    def slope(self, beta: Tensor, along: Tensor) -> Tensor:
+        """The derivative at betas (g, 2) along directions (g, 2): (g,)."""
+        return self._evaluate(beta, along)
 
-    def _evaluate(self, mean_beta: Tensor, cov_beta: Tensor, along: tuple[float, float] | None) -> Tensor:
-        total = torch.zeros_like(mean_beta)
-        by_mean, by_cov = mean_beta[:, None, None], cov_beta[:, None, None]
+    def _evaluate(self, beta: Tensor, along: Tensor | None) -> Tensor:
+        total = torch.zeros_like(beta[:, 0])
+        by_mean, by_cov = beta[:, :, None, None].unbind(dim=1)  # (g, 1, 1)
         global_cov = shrink(self.shared.cov, self.amount)
         for stats, weight in self.folds:
             mean_gap, cov_gap = stats.mean - self.shared.mean, shrink(stats.cov, self.amount) - global_cov
@@ -57,7 +57,8 @@ class _Objective(NamedTuple):
                 own = logits.gather(-1, self.y[None, :, None].expand(len(logits), -1, 1))[..., 0]
                 total = total + ((torch.logsumexp(logits, dim=-1) - own) * share).sum(dim=-1)
                 continue
-            d_mean, d_cov = along[0] * mean_gap, along[1] * cov_gap
+            along_mean, along_cov = along[:, :, None, None].unbind(dim=1)
+            d_mean, d_cov = along_mean * mean_gap, along_cov * cov_gap
             d_w = solve(cov, d_mean.mT - d_cov @ w)
             d_bias = -0.5 * ((d_mean * w.mT).sum(dim=-1) + (mean * d_w.mT).sum(dim=-1))
             d_logits = self.z @ d_w + d_bias[:, None, :]
@@ -67,23 +68,30 @@ class _Objective(NamedTuple):
         return total
 
 
-def _bisect(objective: _Objective, beta: Tensor, step: float, along: tuple[float, float]) -> Tensor:
-    """Move ``beta`` (2,) along a direction to where the derivative changes sign within one grid step; never uphill."""
-    direction = beta.new_tensor(along)
-    moving = direction > 0
-    low = torch.where(moving, (beta - step).clamp(min=0.0), beta)
-    high = torch.where(moving, (beta + step).clamp(max=1.0), beta)
-    start = beta
+def _bisect(objective: _Objective, beta: Tensor, along: Tensor, back: float, ahead: float) -> Tensor:
+    """Move each of ``beta`` (g, 2) to where the derivative along its direction (g, 2) changes sign.
+
+    At most so far back and ahead; never uphill, and never out of [0, 1].
+    """
+    ends, fixed = torch.stack([-beta, 1.0 - beta]) / along, along == 0
+    low = torch.where(fixed, -back, ends.amin(dim=0)).amax(dim=1).clamp(min=-back)[:, None]
+    high = torch.where(fixed, ahead, ends.amax(dim=0)).amin(dim=1).clamp(max=ahead)[:, None]
     for _ in range(HALVINGS + 1):
         middle = (low + high) / 2
-        falling = objective.slope(middle[:1], middle[1:], along)[0] < 0
+        falling = objective.slope(beta + middle * along, along)[:, None] < 0
         low, high = torch.where(falling, middle, low), torch.where(falling, high, middle)
+    found = beta + (low + high) / 2 * along
     # An end of the interval is a candidate too: there the derivative need not vanish.
-    found = (low + high) / 2
-    found = torch.where(moving & (found < 1e-6), torch.zeros_like(found), found)
-    found = torch.where(moving & (found > 1.0 - 1e-6), torch.ones_like(found), found)
-    losses = objective(torch.stack([start[0], found[0]]), torch.stack([start[1], found[1]]))
-    return torch.where(losses[1] < losses[0] - TIE, found, start)
+    found = torch.where(found < 1e-6, torch.zeros_like(found), found)
+    found = torch.where(found > 1.0 - 1e-6, torch.ones_like(found), found)
+    better = objective(found) < objective(beta) - TIE
+    return torch.where(better[:, None], found, beta)
+
+
+def _best(beta: Tensor, losses: Tensor) -> Tensor:
+    """Of betas (..., g, 2) with losses (..., g) the first that is as good as any, (..., 2); the first if all is NaN."""
+    place = (losses <= losses.amin(dim=-1, keepdim=True) + TIE).to(torch.int8).argmax(dim=-1)
+    return torch.take_along_dim(beta, place[..., None, None], dim=-2)[..., 0, :]
 
 
 def cross_validated_beta(
@@ -100,19 +108,24 @@ def cross_validated_beta(
 
     ready = [Fold(prepared(f.stats), f.held_out.double()) for f in folds]
     objective = _Objective(ready, prepared(shared), z.double() - centre, y, log_prior.double(), amount)
-    directions: tuple[tuple[float, float], ...]
     if two:
-        axis = torch.linspace(0.0, 1.0, PLANE, dtype=torch.float64, device=z.device)
-        means, covs = axis.repeat_interleave(PLANE), axis.repeat(PLANE)
-        directions, step, sweeps = ((1.0, 0.0), (0.0, 1.0)), 1.0 / (PLANE - 1), SWEEPS
+        axis, step = torch.linspace(0.0, 1.0, PLANE, dtype=torch.float64, device=z.device), 1.0 / (PLANE - 1)
+        plane = torch.cartesian_prod(axis, axis)
+        by_mean, by_cov = (unit[None] for unit in torch.eye(2, dtype=torch.float64, device=z.device))
+        # For each beta of the means the best of the covariance: valleys may be narrower than the grid.
+        line = _best(plane.reshape(PLANE, PLANE, 2), objective(plane).reshape(PLANE, PLANE))
+        line = _bisect(objective, line, by_cov.expand(PLANE, 2), step, step)
+        beta = _best(line, objective(line))[None]
+        for _ in range(SWEEPS):
+            before = beta
+            for along in (by_mean, by_cov):
+                beta = _bisect(objective, beta, along, step, step)
+            # Sweeps creep along a valley, so go on in the direction of this one.
+            beta = _bisect(objective, beta, beta - before, 0.0, AHEAD)
     else:
-        means = covs = torch.linspace(0.0, 1.0, GRID, dtype=torch.float64, device=z.device)
-        directions, step, sweeps = ((1.0, 1.0),), 1.0 / (GRID - 1), 1
-    losses = objective(means, covs)
-    best = (losses <= losses.min() + TIE).to(torch.int8).argmax()  # the first; the shared statistics if all is NaN
-    beta = torch.stack([means, covs]).index_select(1, best[None])[:, 0]
-    for _ in range(sweeps):
-        for along in directions:
-            beta = _bisect(objective, beta, step, along)
+        line, step = torch.linspace(0.0, 1.0, GRID, dtype=torch.float64, device=z.device)[:, None], 1.0 / (GRID - 1)
+        line = line.expand(GRID, 2)
+        beta = _best(line, objective(line))[None]
+        beta = _bisect(objective, beta, torch.ones_like(beta), step, step)
     possible = torch.stack([f.held_out.sum() > 0 for f in folds]).all()
-    return torch.where(possible, beta, torch.zeros_like(beta)).to(z.dtype)
+    return torch.where(possible, beta[0], torch.zeros_like(beta[0])).to(z.dtype)

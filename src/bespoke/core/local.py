@@ -11,6 +11,8 @@ from torch.func import grad_and_value
 from bespoke.core import optim, rng, tree
 from bespoke.core.closures import refuse_tensors
 from bespoke.core.data import Batch, Data
+from bespoke.core.fold import Finish, Fold, Step, per_pass, run, take_over
+from bespoke.core.lanes import Eager, Runner, choose, stacked, step_out
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -20,7 +22,6 @@ FEATURE_CHUNK = 256
 Loss = Callable[..., Tensor]
 Rate = float | tuple[float, float]
 Rates = Rate | dict[str, Rate]
-Step = Callable[..., Tree]
 
 
 class Features(NamedTuple):
@@ -46,13 +47,12 @@ class Local:
     rounds: Tensor
     lr: Tensor  # the schedule is applied
     training: Training
-    smallest: int  # fewest and most rows among the clients that run together: how far shapes are known
-    largest: int
-    mapped: bool = False  # inside vmap
+    smallest: int  # no client that runs together with this one has fewer rows,
+    largest: int  # nor more
+    mapped: bool = False  # inside vmap, where the loops are the runner's
+    runner: Runner = field(default_factory=Eager)
     moments: Tree = field(default_factory=dict)  # kept optimiser moments, by tag
     logged: Tree = field(default_factory=dict)
-    slots: int = 0  # rows computed with padding, and
-    used: Tensor | float = 0.0  # without it: the padding waste
     breaks: int = 0
 
     @property
@@ -73,8 +73,9 @@ class Local:
     def log(self, **scalars: Tensor | float) -> None:
         """Put 0-d values on the client's row of the record; they are not part of the upload."""
         for name, value in scalars.items():
-            value = torch.as_tensor(value, dtype=torch.float64, device=self.key.device)  # exact for counts of bytes
-            self.logged[name] = value.detach()
+            if not isinstance(value, Tensor):
+                value = torch.full((), value, device=self.key.device, dtype=torch.float64)
+            self.logged[name] = value.detach().double()  # exact for counts of bytes
 
     # --- the one loop -------------------------------------------------------------------------------------------
 
@@ -97,11 +98,12 @@ class Local:
         same batches in every method; further passes take other tags.
         """
         refuse_tensors(step, Local, "step")
-        return self._fold(step, carry, consts, epochs, steps, limit, per_step, tag)
+        return self._fold(step, take_over, carry, consts, epochs, steps, limit, per_step, tag)
 
     def _fold(
         self,
         step: Step,
+        finish: Finish,
         carry: Tree,
         consts: tuple[Any, ...],
         epochs: int | None,
@@ -111,33 +113,15 @@ class Local:
         tag: int,
     ) -> Tree:
         epochs, steps = self._length(epochs, steps)
-        shortest = self._per_epoch(self.smallest)
-        own: int | Tensor  # this client's number of calls, and passes over its rows that they may need
-        if steps is None:
-            calls = -(-epochs * self._per_epoch(self.largest) // per_step)
-            own, passes = self.num_steps(epochs, per_step), epochs + per_step - 1
-        else:
-            calls = own = steps
-            passes = -(-calls * per_step // shortest)
-        idle = steps is None and self.smallest != self.largest  # some client may finish before others
-        batches = self._batches(calls, own, passes, per_step, tag)
-        for t in range(calls):
-            group = tuple(next(batches) for _ in range(per_step))
-            new = step(carry, group if per_step > 1 else group[0], *consts)
-            if new.keys() != carry.keys():
-                raise ValueError(f"a step was given {sorted(carry)} and must return the same names, not {sorted(new)}")
-            active = torch.as_tensor(t < own, device=self.key.device) if idle else None
-            if limit is not None:
-                active = t < limit if active is None else active & (t < limit)
-            carry = new if active is None else tree.where(active, new, carry)
-        return carry
+        drop = self.training.last_batch == "drop"
+        return run(self, Fold(step, finish, consts, epochs, steps, limit, per_step, tag, self.batch, drop), carry)
 
     def num_steps(self, epochs: int | None = None, per_step: int = 1) -> Tensor:
         """This client's own number of steps in so many epochs (default: the training settings'), 0-d int64."""
         epochs, steps = self._length(epochs, None)
         if steps is not None:
             return torch.full_like(self.n, steps)
-        return -(-epochs * self._per_epoch(self.n) // per_step)
+        return -(-epochs * per_pass(self.n, self.batch, self.training.last_batch == "drop") // per_step)
 
     def _length(self, epochs: int | None, steps: int | None) -> tuple[int, int | None]:
         if epochs is not None and steps is not None:
@@ -145,40 +129,6 @@ class Local:
         if epochs is None and steps is None:
             steps = self.training.steps or None
         return self.epochs if epochs is None else epochs, steps
-
-    def _per_epoch(self, n: Any) -> Any:
-        """Minibatches of min(batch, n) rows in one pass, for an int or a tensor."""
-        size = n.clamp(max=self.batch) if isinstance(n, Tensor) else min(self.batch, n)
-        return n // size if self.training.last_batch == "drop" else -(-n // size)
-
-    def _batches(self, calls: int, own: int | Tensor, passes: int, per_step: int, tag: int) -> Iterator[Batch]:
-        """``calls * per_step`` minibatches: pass after pass over the rows, each shuffled by its own key."""
-        device, width, count = self.key.device, self.data.width, calls * per_step
-        exact = self.smallest == self.largest == width  # no padding: row counts are Python numbers
-        n: Any = width if exact else self.n
-        size: Any = min(self.batch, width) if exact else self.n.clamp(max=self.batch)
-        per_pass = self._per_epoch(n)
-        key = rng.fold_in(self.key, tag)
-        # Even numbers are shuffles, odd numbers are steps: the two never share a key.
-        number = torch.arange(count, device=device)
-        counters = torch.cat([2 * torch.arange(passes, device=device), 2 * number + 1])
-        shuffles, keys = rng.fold_in(key, counters).split([passes, count])
-        order = rng.shuffle(shuffles, width, n)
-        start = (number % per_pass) * size
-        slot = start[:, None] + torch.arange(min(self.batch, width), device=device)
-        real = (slot < (start + size)[:, None]) & (slot < n)
-        place = (number // per_pass).clamp(max=passes - 1)[:, None] * width + slot.clamp(max=width - 1)
-        index = order.flatten().gather(0, place.flatten()).reshape(place.shape)
-        mask = real.to(self.task.dtype)
-        self.slots += real.numel()
-        self.used = self.used + (real.numel() if exact else (real & (number < own * per_step)[:, None]).sum())
-        for t in range(count):
-            rows, weight = index[t], mask[t]
-            if exact:  # a last, partial batch is short instead of padded
-                length = min(size, width - (t % per_pass) * size)
-                rows, weight = rows[:length], weight[:length]
-            x, y = self.data.gather(rows, keys[t], train=True)
-            yield Batch(x, y, weight, rows, number[t // per_step], keys[t])
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -208,22 +158,28 @@ class Local:
         moments = optim.init(training, params)
         if kept := self.moments.get(slot):  # by name: a tree read from a file may be in another order
             moments = tree.map(lambda _, value: value, moments, kept)
-        take_step = _mapped_step if mapped else _eager_step
         rates = self._rates(params, lr)
+        gradient = _mapped_gradient if mapped else _eager_gradient
 
         def step(carry: Tree, batch: Batch, rates: Any, *consts: Any) -> Tree:
-            new, moments, value = take_step(loss, carry["params"], carry["moments"], training, batch, rates, consts)
-            rows = batch.mask.sum()
-            return {
-                "params": new,
-                "moments": moments,
-                "loss": carry["loss"] + value * rows,
-                "rows": carry["rows"] + rows,
+            grads, value = gradient(loss, carry["params"], batch, consts)
+            return {"grads": grads, "loss": value, "rows": batch.mask.sum()}
+
+        def finish(carry: Tree, out: Tree, consts: tuple[Any, ...], active: Tensor | None) -> Tree:
+            leaves = list(tree.leaves(carry["params"]))
+            moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
+            new, kept = optim.update(training, leaves, list(tree.leaves(out["grads"])), moments, consts[0], mapped)
+            done = {
+                "params": _refill(carry["params"], iter(new)),
+                "moments": _refill(carry["moments"], iter([t for name in moments for t in kept[name]])),
+                "loss": carry["loss"] + out["loss"] * out["rows"],
+                "rows": carry["rows"] + out["rows"],
             }
+            return done if active is None else tree.map(lambda new, old: choose(active, new, old), done, carry)
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
         carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero}
-        carry = self._fold(step, carry, (rates, *consts), epochs, steps, limit, 1, tag)
+        carry = self._fold(step, finish, carry, (rates, *consts), epochs, steps, limit, 1, tag)
         if training.keep_optimizer:
             self.moments = {**self.moments, slot: carry["moments"]}
         self.log(**{f"loss_{tag}" if tag else "loss": carry["loss"] / carry["rows"].clamp(min=1.0)})
@@ -295,59 +251,25 @@ class Local:
         (an eigendecomposition); not differentiable.
         """
         self.breaks += 1
-        return tuple(_Host.apply(fn, *tensors))
 
+        def work(count: int, dims: Any, tensors: Any) -> list[Tensor]:
+            return list(fn(*(stacked(count, dim, t) for dim, t in zip(dims, tensors, strict=True))))
 
-def _lists(moments: Tree) -> dict[str, list[Tensor]]:
-    return {k: list(tree.leaves({k: v})) for k, v in moments.items()}
+        return step_out(self.runner, work, tensors)
 
 
 def _refill(like: Tree, values: Iterator[Tensor]) -> Tree:
     return {k: _refill(v, values) if isinstance(v, dict) else next(values) for k, v in like.items()}
 
 
-def _apply(
-    training: Training, params: Tree, grads: list[Tensor], moments: Tree, rates: Any, mapped: bool
-) -> tuple[Tree, Tree]:
-    leaves = list(tree.leaves(params))
-    new, kept = optim.update(training, leaves, grads, _lists(moments), rates, mapped)
-    return _refill(params, iter(new)), _refill(moments, iter([t for name in moments for t in kept[name]]))
-
-
-def _mapped_step(
-    loss: Loss, params: Tree, moments: Tree, training: Training, batch: Batch, rates: Any, consts: Any
-) -> tuple[Tree, Tree, Tensor]:
+def _mapped_gradient(loss: Loss, params: Tree, batch: Batch, consts: Any) -> tuple[Tree, Tensor]:
     grads, value = grad_and_value(loss)(params, batch, *consts)
-    return *_apply(training, params, list(tree.leaves(grads)), moments, rates, True), value
+    return grads, value
 
 
-def _eager_step(
-    loss: Loss, params: Tree, moments: Tree, training: Training, batch: Batch, rates: Any, consts: Any
-) -> tuple[Tree, Tree, Tensor]:
+def _eager_gradient(loss: Loss, params: Tree, batch: Batch, consts: Any) -> tuple[Tree, Tensor]:
     params = tree.map(lambda p: p.detach().requires_grad_(), params)
     with torch.enable_grad():
         value = loss(params, batch, *consts)
         grads = torch.autograd.grad(value, list(tree.leaves(params)), allow_unused=True, materialize_grads=True)
-    with torch.no_grad():
-        return *_apply(training, params, list(grads), moments, rates, False), value.detach()
-
-
-class _Host(torch.autograd.Function):
-    """Steps out of vmap: its own vmap rule sees the stacked tensors."""
-
-    @staticmethod
-    def forward(fn: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(out[0] for out in fn(*(t[None] for t in tensors)))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, fn: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Any]:
-        stacked = [
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(tensors, in_dims[1:], strict=True)
-        ]
-        out = tuple(fn(*stacked))
-        return out, (0,) * len(out)
+    return _refill(params, iter(grads)), value.detach()

@@ -59,7 +59,7 @@ def _words(counter: Tensor) -> tuple[Tensor, Tensor]:
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key [..., 2] for each ``data`` (an int or int64 tensor that broadcasts with ``key[..., 0]``)."""
     if not isinstance(data, Tensor):
-        data = torch.tensor(data, dtype=torch.int64, device=key.device)
+        data = torch.full((), data, dtype=torch.int64, device=key.device)
     return torch.stack(threefry(key[..., 0], key[..., 1], *_words(data)), dim=-1)
 
 

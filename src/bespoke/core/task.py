@@ -1,7 +1,8 @@
 """A model as pure functions of its parameters, split by module into body, head and norm layers."""
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,24 @@ from bespoke.errors import UserError
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+
+# How products of matrices and convolutions are computed on CUDA: as float32, with factors rounded to 10 bits (tf32), or
+# with factors and activations rounded to 7 bits (bf16, in layers that know it). Parameters and sums stay float32.
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+@contextlib.contextmanager
+def arithmetic(precision: str) -> Iterator[None]:
+    """Let CUDA compute in this precision, and repeatably, while the context lasts."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic
+    products.allow_tf32 = convolutions.allow_tf32 = precision != "fp32"
+    convolutions.deterministic = True
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic = before
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -42,9 +61,15 @@ class Task:
         num_classes: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        precision: str = "fp32",
     ) -> None:
-        """``build() -> module``; ``head`` is its dotted name in the module."""
+        """``build() -> module``; ``head`` is its dotted name in the module; ``precision`` is one of PRECISIONS."""
+        if precision not in PRECISIONS:
+            raise UserError(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+        if precision != "fp32" and torch.device(device).type != "cuda":
+            raise UserError(f"precision {precision} needs a CUDA device: use fp32 on the CPU")
         self._build = build
+        self.precision = precision
         self.num_classes = num_classes
         self.device = torch.device(device)
         self.dtype = dtype

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Tree = dict[str, Any]
 
@@ -62,6 +63,20 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
         if name:
             branch[name] = value
     return tree
+
+
+def flatten_any(value: Any) -> tuple[list[Tensor], Any]:
+    """The tensors in nested dicts, lists and tuples of anything, and what :func:`unflatten_any` needs beside them."""
+    leaves, spec = pytree.tree_flatten(value)
+    others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], (spec, others)
+
+
+def unflatten_any(tensors: Sequence[Tensor], spec: Any) -> Any:
+    """The inverse of :func:`flatten_any`."""
+    structure, others = spec
+    left = iter(tensors)
+    return pytree.tree_unflatten([next(left) if other is None else other[0] for other in others], structure)
 
 
 def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
@@ -142,14 +157,20 @@ def concat(parts: Sequence[Tree]) -> Tree:
     return map(lambda *xs: torch.cat(xs), *parts)
 
 
-def finite(stacked: Tree, count: int) -> Tensor:
-    """For each of ``count`` clients, whether all its floating leaves are finite: bool [count]."""
-    sound: Tensor | None = None
-    for x in leaves(stacked):
-        if x.is_floating_point():
-            ok = torch.isfinite(x).reshape(count, -1).all(dim=1)
-            sound = ok if sound is None else sound & ok
-    return torch.ones(count, dtype=torch.bool) if sound is None else sound
+def merge(parts: Sequence[Tree], places: Sequence[Sequence[int]]) -> Tree:
+    """Stacked trees as one: row i of part p becomes row ``places[p][i]``. All places together are 0..K-1."""
+    order = [place for part in places for place in part]
+    whole = parts[0] if len(parts) == 1 else concat(parts)
+    if order == sorted(order):
+        return whole
+    like = next(leaves(whole), torch.empty(0))
+    return take(whole, torch.tensor(order).argsort().to(like.device, non_blocking=True))
+
+
+def sound(tree: Tree) -> Tensor | None:
+    """Whether all floating leaves are finite, a 0-d bool; None if there are none."""
+    checks = [torch.isfinite(x).all() for x in leaves(tree) if x.is_floating_point()]
+    return torch.stack(checks).all() if checks else None
 
 
 def nbytes(tree: Tree, stacked: bool = False) -> int:

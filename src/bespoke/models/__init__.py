@@ -11,7 +11,7 @@ from torch import nn
 from bespoke.core.settings import check
 from bespoke.core.task import Task
 from bespoke.errors import UserError
-from bespoke.models import audio, basic, cnn, mobilenet, resnet, text, wide_resnet
+from bespoke.models import audio, basic, cnn, layers, mobilenet, resnet, text, wide_resnet
 from bespoke.models.checks import check_norm
 from bespoke.models.settings import ModelSettings
 
@@ -69,10 +69,15 @@ def build_task(
     num_classes: int,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    precision: str = "fp32",
 ) -> Task:
     """The task of a ``[model]`` table for examples of ``input_shape`` (without the batch axis)."""
     spec, shape = MODELS[_filled(settings).name], tuple(input_shape)
-    return Task(lambda: build_module(settings, shape, num_classes), spec.head, num_classes, device, dtype)
+
+    def build() -> nn.Module:
+        return layers.set_precision(build_module(settings, shape, num_classes), precision)
+
+    return Task(build, spec.head, num_classes, device, dtype, precision)
 
 
 def _filled(settings: ModelSettings) -> ModelSettings:

@@ -53,7 +53,7 @@ def _net(
         body[f"fc{i}"] = layers.linear(units, outputs)
         body[f"fc{i}_relu"] = _relu(slope)
         units = outputs
-    return layers.Classifier(nn.Sequential(body), layers.linear(units, num_classes))
+    return layers.Classifier(layers.Stages(body), layers.linear(units, num_classes))
 
 
 def _relu(slope: float) -> nn.Module:

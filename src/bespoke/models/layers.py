@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bespoke.errors import UserError
+from bespoke.models import fast
+
 _GROUPS = 4  # of GroupNorm in the plain CNNs
 GROUP_SIZE = 16  # channels a group of GroupNorm in the deep nets
 _SHARED_SIZE = 32  # channels a group of the norm with one scale and shift a group
@@ -22,6 +25,54 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, ...) -> logits (B, C)."""
         return self.head(self.body(x))
+
+
+class Stages(nn.Sequential):
+    """Layers one after another; where they can be, convolution, ReLU and a max-pool that halves are one step.
+
+    With precision tf32 or bf16, and only where :func:`bespoke.models.fast.usable` says so.
+    """
+
+    precision: str = "fp32"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> what the last layer gives."""
+        if not fast.usable(x, self.precision):
+            return super().forward(x)
+        left = list(self)
+        while left:
+            stage = _stage(left[:4])
+            if stage is None:
+                x = left.pop(0)(x)
+                continue
+            left = left[4:]
+            (conv, bias, slope), last = stage, not any(isinstance(layer, nn.Conv2d) for layer in left)
+            x = fast.conv_stage(x, conv.weight, bias, int(conv.padding[0]), slope, self.precision, last)
+        return x
+
+
+def _stage(layers: list[nn.Module]) -> tuple[nn.Conv2d, Tensor, float] | None:
+    """Convolution, its bias and the ReLU's slope, if that is what a stage needs: no norm, and a max-pool that halves."""
+    if len(layers) < 4:
+        return None
+    conv, norm, relu, pool = layers
+    if not isinstance(conv, nn.Conv2d) or not isinstance(norm, nn.Identity) or not isinstance(pool, nn.MaxPool2d):
+        return None
+    halves = (pool.kernel_size, pool.stride, pool.padding) == (2, 2, 0)
+    plain = conv.stride == (1, 1) and conv.groups == 1 and conv.padding[0] == conv.padding[1]
+    if conv.bias is None or not plain or not halves or not isinstance(relu, nn.ReLU | nn.LeakyReLU):
+        return None
+    return conv, conv.bias, relu.negative_slope if isinstance(relu, nn.LeakyReLU) else 0.0
+
+
+def set_precision(module: nn.Module, precision: str) -> nn.Module:
+    """The module with the precision of its fast layers set: fp32 (torch's own layers), tf32 or bf16."""
+    if precision not in fast.PRECISIONS:
+        raise UserError(f"the precision must be one of {', '.join(fast.PRECISIONS)}, not {precision!r}")
+    for layer in module.modules():
+        if isinstance(layer, Stages):
+            layer.precision = precision
+    return module
 
 
 def conv2d(
@@ -99,4 +150,12 @@ def he_init(module: nn.Module) -> nn.Module:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+    return module
+
+
+def set_precision(module: nn.Module, precision: str) -> nn.Module:
+    """The module with its layers computing in a precision, where they know how."""
+    for layer in module.modules():
+        if hasattr(layer, "precision"):
+            layer.precision = precision  # type: ignore[assignment]
     return module

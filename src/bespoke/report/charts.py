@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
+from bespoke.files import write_atomic
 from bespoke.metrics import aggregate
-from bespoke.records import write_atomic
 from bespoke.report.runs import Paths, group_runs, view_of
 from bespoke.report.table import Comparison
 

@@ -1,0 +1,331 @@
+"""The kernels of ``bespoke.models.kernels`` on a CUDA device: are they right, and how long do they take?
+
+    python benchmarks/fast_layers.py            checks, times of each kernel, times of whole steps
+    python benchmarks/fast_layers.py --tune     times of other block sizes, the best marked
+
+Checks are against torch in float64 on operands that the precision can hold, so that what is left is the kernels' own
+rounding. Times are of CUDA graphs, in microseconds (kernels) and milliseconds (steps).
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.nn import functional as F
+
+from bespoke.core import rng
+from bespoke.models import ModelSettings, build_task, fast, kernels, layers
+
+TYPES = {"tf32": torch.float32, "bf16": torch.bfloat16}
+BARS = {"tf32": 3e-3, "bf16": 2e-2}
+
+
+class Layer(NamedTuple):
+    """A convolution of K clients with B images each."""
+
+    name: str
+    clients: int
+    batch: int
+    channels: int
+    side: int
+    outputs: int
+    kernel: int
+    stride: int
+    padding: int
+    pooled: bool
+    first: bool = False
+
+    def conv(self, precision: str) -> fast.Conv:
+        dtype = TYPES[precision]
+        return fast.Conv(self.stride, self.padding, self.pooled, 0.1 if self.pooled else 0.0, dtype, dtype)
+
+    @property
+    def weight(self) -> tuple[int, int, int, int]:
+        return self.outputs, self.channels, self.kernel, self.kernel
+
+
+def stages(name: str, clients: int, batch: int, rows: list[tuple[int, ...]]) -> list[Layer]:
+    return [
+        Layer(f"{name}{i}", clients, batch, c, side, out, k, 1, pad, True, i == 1)
+        for i, (c, side, out, k, pad) in enumerate(rows, 1)
+    ]
+
+
+CIFAR = [(3, 32, 16, 5, 0), (16, 14, 32, 5, 1), (32, 6, 64, 3, 1)]
+VMP = [(3, 32, 32, 5, 0), (32, 14, 64, 5, 0)]
+CNNS = stages("cifar", 30, 50, CIFAR) + stages("vmp", 30, 50, VMP) + stages("vmp_small", 50, 10, VMP)
+DEEP = [
+    Layer("stem", 24, 64, 3, 32, 64, 3, 1, 1, False, True),
+    Layer("64", 24, 64, 64, 16, 64, 3, 1, 1, False),
+    Layer("64-128", 24, 64, 64, 16, 128, 3, 2, 1, False),
+    Layer("64-128 1x1", 24, 64, 64, 16, 128, 1, 2, 0, False),
+    Layer("128", 24, 64, 128, 8, 128, 3, 1, 1, False),
+    Layer("128-256", 24, 64, 128, 8, 256, 3, 2, 1, False),
+    Layer("256", 24, 64, 256, 4, 256, 3, 1, 1, False),
+    Layer("256-512", 24, 64, 256, 4, 512, 3, 2, 1, False),
+    Layer("512", 24, 64, 512, 2, 512, 3, 1, 1, False),
+]
+STEPS = [("cifar_cnn", 30, 50), ("pfedvmp_cnn", 30, 50), ("pfedvmp_cnn", 50, 10), ("fedpce_resnet18", 24, 64)]
+
+
+def drawn(*shape: int, scale: float = 1.0, precision: str = "bf16") -> Tensor:
+    """Random float32 numbers that bfloat16 or TF32 can hold exactly."""
+    x = scale * torch.randn(shape, device="cuda")
+    if precision == "bf16":
+        return x.bfloat16().float()
+    return (((x.view(torch.int32) + 0x1000) >> 13) << 13).view(torch.float32)
+
+
+def last(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K, B, C, H, W) with channels last in memory."""
+    return x.to(dtype).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def operands(layer: Layer, precision: str, clients: int) -> tuple[Tensor, Tensor, Tensor]:
+    x = drawn(clients, layer.batch, layer.channels, layer.side, layer.side, precision=precision)
+    w = drawn(clients, *layer.weight, scale=0.1, precision=precision)
+    return x if layer.first else last(x, TYPES[precision]), w, drawn(clients, layer.outputs, scale=0.1)
+
+
+# --- right? -------------------------------------------------------------------------------------------------
+
+
+def error(got: Tensor, wanted: Tensor) -> float:
+    return ((got.double() - wanted).norm() / wanted.norm()).item()
+
+
+def check(layer: Layer, precision: str) -> bool:
+    """Output and gradients of the layer, as a function under vmap, against torch in float64, one client at a time."""
+    x, w, b = operands(layer, precision, 3)
+    conv = layer.conv(precision)
+    exact = [t.double().requires_grad_() for t in (x, w, b)]
+    outs = []
+    for xi, wi, bi in zip(*exact, strict=True):
+        out = F.conv2d(xi, wi, bi if layer.pooled else None, layer.stride, layer.padding)
+        outs.append(F.max_pool2d(F.leaky_relu(out, conv.slope), 2) if layer.pooled else out)
+    wanted = torch.stack(outs)
+    dy = drawn(*wanted.shape, precision=precision)
+    gradients = torch.autograd.grad(wanted, exact if layer.pooled else exact[:2], dy.double())
+
+    def ours(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        if layer.pooled:
+            return fast.conv_stage(x, w, b, layer.padding, conv.slope, precision)
+        return fast.conv2d(x, w, layer.stride, layer.padding, precision)
+
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    y = vmap(ours)(*leaves)
+    found = torch.autograd.grad(y, leaves if layer.pooled else leaves[:2], dy.to(y.dtype))
+    errors = [error(y, wanted), *(error(g, e) for g, e in zip(found, gradients, strict=True))]
+    good = all(e < BARS[precision] for e in errors)
+    names = ("y", "dx", "dw", "db")
+    text = "  ".join(f"{n} {e:.1e}" for n, e in zip(names, errors, strict=False))
+    print(f"  {layer.name:12} {precision}  {text}  {'ok' if good else 'WRONG'}")
+    return good
+
+
+# --- how long? ----------------------------------------------------------------------------------------------
+
+
+def graph_time(fn: Callable[[], Any], calls: int, replays: int = 10) -> float:
+    """Seconds of one call, in a CUDA graph of ``calls`` of them."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            fn()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            fn()
+    graph.replay()
+    best = float("inf")
+    for _ in range(3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3 / replays / calls)
+    return best
+
+
+class Job(NamedTuple):
+    """One kernel of one layer: ``run(blocks)``, with the table's own choice for None."""
+
+    kind: str
+    layer: Layer
+    run: Callable[[kernels.Blocks | None], Any]
+    default: kernels.Blocks | None
+
+
+def jobs(layer: Layer, precision: str) -> Iterator[Job]:
+    x, w, b = operands(layer, precision, layer.clients)
+    conv, weight = layer.conv(precision), layer.weight
+    dtype = conv.operands
+    maps = kernels.pack_maps(x, dtype)
+    if maps is None:
+        maps = x.permute(0, 1, 3, 4, 2)
+    else:
+        yield Job("pack maps", layer, lambda _: kernels.pack_maps(x, dtype), None)
+    packed = kernels.pack_weight(w, dtype)
+    yield Job("pack weight", layer, lambda _: kernels.pack_weight(w, dtype), None)
+    side = (layer.side + 2 * layer.padding - layer.kernel) // layer.stride + 1
+    side = side // 2 if layer.pooled else side
+    shape = (layer.clients, layer.batch, side, side, layer.outputs)
+    dy = drawn(*shape).to(dtype)
+    code = torch.randint(8, shape, dtype=torch.uint8, device="cuda") if layer.pooled else None
+    rows, depth = layer.batch * side * side, kernels._depth(weight, conv)
+    yield Job(
+        "forward",
+        layer,
+        lambda blocks: kernels.forward(maps, packed, b if layer.pooled else None, weight, conv, blocks),
+        kernels.choose_blocks("forward", conv, rows, layer.outputs, depth),
+    )
+    yield Job(
+        "weight",
+        layer,
+        lambda blocks: kernels.weight_gradient(maps, dy, code, weight, conv, blocks),
+        kernels.choose_blocks("weight", conv, depth, layer.outputs, rows),
+    )
+    if layer.first:
+        return
+    sides = (layer.side, layer.side)
+    step = 2 if layer.pooled else layer.stride
+    across = (layer.side - 1 + layer.padding) // step - layer.padding // step + 1
+    yield Job(
+        "input",
+        layer,
+        lambda blocks: kernels.input_gradient(dy, code, packed, weight, conv, sides, dtype, blocks),
+        kernels.choose_blocks("input", conv, layer.batch * across**2, step**2 * layer.channels, layer.outputs),
+    )
+
+
+def attempt(work: tuple[Job, kernels.Blocks | None]) -> str:
+    """Compile by a first call; what went wrong, if it did."""
+    job, blocks = work
+    try:
+        job.run(blocks)
+        torch.cuda.synchronize()
+    except Exception as problem:  # a block too large for the device is an answer, not a failure
+        return type(problem).__name__
+    return ""
+
+
+def compile_all(work: list[tuple[Job, kernels.Blocks | None]]) -> list[str]:
+    started = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        problems = list(pool.map(attempt, work))
+    print(f"compiled {len(work)} calls in {time.perf_counter() - started:.0f} s")
+    return problems
+
+
+def time_kernels(chosen: list[Layer], precision: str) -> None:
+    found = [job for layer in chosen for job in jobs(layer, precision)]
+    problems = compile_all([(job, None) for job in found])
+    print(f"{precision}: microseconds of each kernel (a weight gradient with the sum of its parts)")
+    for layer in chosen:
+        cells = []
+        for job, problem in zip(found, problems, strict=True):
+            if job.layer is layer:
+                cells.append(f"{job.kind} {problem or f'{graph_time(lambda job=job: job.run(None), 20) * 1e6:.1f}'}")
+        print(f"  {layer.name:12} {'  '.join(cells)}")
+
+
+def alternatives(job: Job) -> list[kernels.Blocks]:
+    """Block sizes near the default."""
+    own = job.default
+    assert own is not None
+    rows, columns, depth = [64, 128], {own.columns, own.columns * 2, max(16, own.columns // 2)}, [32, 64]
+    if job.kind == "weight":
+        depth = [32, 64, 128]
+    widest = max(16, 1 << (job.layer.outputs - 1).bit_length())
+    if job.kind == "input":
+        widest = (2 if job.layer.pooled else job.layer.stride) ** 2 * max(16, job.layer.channels)
+    found = []
+    for r, c, d, warps, deep in itertools.product(rows, sorted(columns), depth, (4, 8), (2, 3, 4)):
+        accumulators = r * c * (4 if job.layer.pooled and job.kind != "input" else 1)
+        if c <= min(widest, 256) and 32 * warps * 16 <= accumulators <= 32 * warps * 128:
+            found.append(kernels.Blocks(r, c, d, warps, deep))
+    return found
+
+
+def tune(chosen: list[Layer], precision: str) -> None:
+    for layer in chosen:
+        for job in jobs(layer, precision):
+            if job.default is None:
+                continue
+            work = [job.default, *(b for b in alternatives(job) if b != job.default)]
+            problems = compile_all([(job, blocks) for blocks in work])
+            results = [
+                (graph_time(lambda job=job, blocks=blocks: job.run(blocks), 10, 5) * 1e6, tuple(blocks))
+                for blocks, problem in zip(work, problems, strict=True)
+                if not problem
+            ]
+            own = next((f"{t:.1f}" for t, blocks in results if blocks == tuple(job.default)), problems[0])
+            best = "  ".join(f"{tuple(b)} {t:.1f}" for t, b in sorted(results)[:4])
+            print(f"  {layer.name:12} {job.kind:8} own {tuple(job.default)} {own}   best {best}")
+
+
+def step_time(name: str, clients: int, batch: int, precision: str, torchs: bool) -> float:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    task = build_task(ModelSettings(name), (3, 32, 32), 10, "cuda")
+    layers.set_precision(task._module, "fp32" if torchs else precision)
+    start = task.init(rng.key(0))
+    params = {n: p.expand(clients, *p.shape).contiguous() for n, p in start.items()}
+    x = torch.randn(clients, batch, 3, 32, 32, device="cuda")
+    y = torch.randint(10, (clients, batch), device="cuda")
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(task.logits(params, x), y)
+
+    return graph_time(lambda: vmap(grad_and_value(loss))(params, x, y), 1, 10 if name.endswith("cnn") else 3)
+
+
+def time_steps(chosen: list[tuple[str, int, int]]) -> None:
+    ways = [("fp32", True), ("tf32", True), ("tf32", False), ("bf16", False)]
+    print("milliseconds of a step (loss and gradients): torch fp32, torch tf32, ours tf32, ours bf16")
+    for name, clients, batch in chosen:
+        cells = []
+        for precision, torchs in ways:
+            try:
+                cells.append(f"{step_time(name, clients, batch, precision, torchs) * 1e3:.3f}")
+            except Exception as problem:  # one way's failure must not hide the others' times
+                cells.append(f"{type(problem).__name__}: {str(problem)[:200]}")
+            torch.cuda.empty_cache()
+        print(f"  {name} {clients} x {batch}:  {'  '.join(cells)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tune", action="store_true", help="time other block sizes")
+    parser.add_argument("--only", choices=["cnns", "deep"], help="small CNNs or ResNets alone")
+    parser.add_argument("--precision", choices=["tf32", "bf16"], help="one precision alone")
+    asked = parser.parse_args()
+    chosen = {"cnns": CNNS, "deep": DEEP}.get(asked.only, CNNS + DEEP)
+    precisions = [asked.precision] if asked.precision else ["bf16", "tf32"]
+    torch.manual_seed(0)
+    print(torch.cuda.get_device_name(), torch.__version__, kernels.triton.__version__)
+    if asked.tune:
+        tune(chosen, precisions[0])
+        return 0
+    steps = [s for s in STEPS if not asked.only or (s[0].endswith("cnn") == (asked.only == "cnns"))]
+    good = True
+    for precision in precisions:
+        time_kernels(chosen, precision)
+        for layer in chosen:
+            good &= check(layer, precision)
+    time_steps(steps)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""CUDA graphs: what a block of clients does is recorded once and replayed for later blocks of the same shape.
+
+A block's work is a *plan*: recorded pieces, and between them what happens outside vmap (a loop over minibatches, a
+host function). A loop is a *program*: one recorded step for each number of lanes, on buffers of its own, replayed as
+often as the clients at hand need, with fewer lanes as they finish. Programs serve all plans of a method.
+"""
+
+import contextlib
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke.core import tree
+from bespoke.core.lanes import Eager, Job, Work
+from bespoke.core.tree import Tree
+
+# A step is recorded for numbers of lanes that are multiples of the first (and 1 and 2), a plan for multiples of the
+# second: a step is cheap to record and runs often, a plan is dear and runs once a round.
+STEP_LANES, PLAN_LANES = 4, 16
+WIDTHS = 1.5  # a plan's rows are rounded up by at most this factor
+MOST_PLANS = 24
+RECORDED = ("_update", "_count", "_adapt_and_count")
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _slots(active: int, lanes: int) -> int:
+    """The next larger number of lanes for which steps are recorded."""
+    return min(lanes, active if active <= 2 else _up(active, STEP_LANES))
+
+
+class Graphs(Eager):
+    """Runs blocks on CUDA: the first of a kind eagerly, then each shape is recorded once and replayed."""
+
+    def __init__(self, device: torch.device, most: int, largest: int, record: bool, notes: list[str]) -> None:
+        """``most`` is the number of clients in the largest block, ``largest`` of rows of the largest client."""
+        super().__init__(_slots)
+        self.device, self.most, self.largest, self.record, self.notes = device, most, largest, record, notes
+        self.stream = torch.cuda.Stream(device)
+        self.seconds = {"capture": 0.0}
+        self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
+        self._failures: dict[Hashable, int] = {}
+        self._warm: set[str] = set()
+        self._programs: dict[Hashable, _Program] = {}
+        self._marks: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._recording: _Plan | None = None
+        self._loops = 0
+        self._name = ""
+        self.forget(most)
+
+    def forget(self, most: int) -> None:
+        """Give all recordings and their memory back."""
+        self.most = most
+        self._plans.clear()
+        self._programs.clear()
+        # Pieces of a plan and steps of a program run in turn, so they may not share memory with each other.
+        self._pieces, self._steps = _Memory(self.stream), _Memory(self.stream)
+        torch.cuda.empty_cache()
+
+    def width(self, rows: int) -> int:
+        """So many rows or a few more, so that blocks of similar size have the same shape."""
+        wide = max(rows, self.largest)
+        while wide / WIDTHS >= rows:
+            wide = int(wide / WIDTHS)
+        return wide
+
+    def lanes(self, clients: int) -> int:
+        """So many lanes or a few more, for the same reason."""
+        return max(clients, min(self.most, _up(clients, PLAN_LANES)))
+
+    def call(
+        self, name: str, sizes: Sequence[int], block: Callable[[Tree], tuple[Tree, int]], inputs: Tree
+    ) -> tuple[Tree, int]:
+        """What ``block(inputs)`` gives, by the way its shape allows."""
+        self.begin(sizes)
+        self._name, self._loops = name, 0
+        flat, spec = tree.flatten_any(inputs)
+        key = (name, str(spec), tuple((x.shape, x.dtype) for x in flat))
+        self.stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(self.stream), self._timed("blocks"):
+                return self._call(name, key, block, inputs, flat)
+        finally:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _call(
+        self, name: str, key: Hashable, block: Callable[[Tree], tuple[Tree, int]], inputs: Tree, flat: list[Tensor]
+    ) -> tuple[Tree, int]:
+        plan = self._plans.get(key)
+        known = name in self._warm  # before, libraries and kernels may be missing that cannot be loaded in a recording
+        self._warm.add(name)
+        if plan is not None:
+            self._plans.move_to_end(key)
+            plan.replay(flat)
+        elif self.record and known and name in RECORDED and self._failures.get(key, 0) < 2:
+            plan = self._try_to_record(name, key, block, inputs)
+        if plan is None:
+            self.begin(self.sizes)
+            self._loops = 0
+            return block(inputs)
+        return tree.map(torch.clone, plan.result), plan.breaks
+
+    def _try_to_record(
+        self, name: str, key: Hashable, block: Callable[[Tree], tuple[Tree, int]], inputs: Tree
+    ) -> "_Plan | None":
+        plan = _Plan(inputs)
+        try:
+            self._record(plan, block)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._failures[key] = self._failures.get(key, 0) + 1
+            if self._failures[key] == 2:
+                self._tell(name.strip("_"), error)
+            return None
+        self._plans[key] = plan
+        while len(self._plans) > MOST_PLANS:
+            self._plans.popitem(last=False)
+        return plan
+
+    def _tell(self, what: str, error: Exception) -> None:
+        note = f"{what} runs without a recorded graph: {str(error).strip().splitlines()[0]}"
+        if note not in self.notes:
+            self.notes.append(note)
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Count the device's time in a phase, without waiting for it."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        yield
+        end.record()
+        self._marks.append((phase, begin, end))
+        while len(self._marks) > 64 and self._marks[0][2].query():
+            self._count_mark()
+
+    def _count_mark(self) -> None:
+        phase, begin, end = self._marks.popleft()
+        end.synchronize()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1e3
+
+    def timings(self) -> dict[str, float]:
+        """Seconds so far: host time of recording, device time of whole blocks and of the loops in them."""
+        while self._marks:
+            self._count_mark()
+        return dict(self.seconds)
+
+    def _record(self, plan: "_Plan", block: Callable[[Tree], tuple[Tree, int]]) -> None:
+        begin = time.perf_counter()
+        self._recording = plan
+        try:
+            self._pieces.start()
+            plan.result, plan.breaks = block(plan.inputs)
+            plan.piece(self._pieces.stop())
+        finally:
+            self._pieces.abandon()
+            self._recording = None
+        self.seconds["capture"] += time.perf_counter() - begin
+
+    def out(self, work: Work, lanes: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Do ``work``, between two pieces if a plan is being recorded."""
+        plan = self._recording
+        if plan is None:
+            return [x.clone() for x in work(lanes, dims, tensors)]
+        plan.piece(self._pieces.stop())
+        self._recording = None
+        result = [x.clone() for x in work(lanes, dims, tensors)]
+        self._recording = plan
+        plan.between(work, lanes, dims, tensors, result)
+        self._pieces.start()
+        return result
+
+    def fold(self, job: Job) -> list[Tensor]:
+        """The carry after each lane's own number of steps: views of a program's buffers where they suffice."""
+        shapes = tuple((x.shape[1:], x.dtype) for x in job.carry)
+        given = tuple(
+            (x.shape if same else x.shape[1:] if i >= job.timed else x.shape[2:], x.dtype, same)
+            for i, (x, same) in enumerate(zip(job.inputs, job.shared, strict=True))
+        )
+        key = (self._name, self._loops, shapes, given)
+        self._loops += 1
+        if key not in self._programs:
+            self._programs[key] = _Program(job, max(self.most, len(job.carry[0])), job.calls(self.largest), self._steps)
+        program, lanes = self._programs[key], len(job.carry[0])
+        program.load(job, lanes)
+        with self._timed("loops"):
+            for _, _, running in self.schedule(job, self.sizes):
+                begin = time.perf_counter()
+                if program.step(running, self.record):
+                    self.seconds["capture"] += time.perf_counter() - begin
+        if program.trouble:
+            self._tell(f"a loop of {self._name.strip('_')}", program.trouble)
+        return [x[:lanes] for x in program.carry]
+
+
+class _Memory:
+    """Memory that recordings share, and the recording that is under way in it."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        with torch.cuda.stream(stream):  # a pool without any recording would be taken away
+            self.start()
+            torch.zeros(1, device=stream.device)
+            self._first = self.stop()
+
+    def start(self) -> None:
+        """Record from here on."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        self._graph = graph
+
+    def stop(self) -> torch.cuda.CUDAGraph:
+        """The recording."""
+        graph, self._graph = self._graph, None
+        assert graph is not None
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # An operation has spoilt the recording; torch then forgets to leave the pool.
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
+            raise
+        return graph
+
+    def abandon(self) -> None:
+        """Leave a recording, sound or not."""
+        if self._graph is not None:
+            with contextlib.suppress(RuntimeError):
+                self.stop()
+
+
+class _Plan:
+    """A block's work for one shape: recorded pieces and what happens between them, on inputs that stay in place."""
+
+    def __init__(self, inputs: Tree) -> None:
+        flat, spec = tree.flatten_any(inputs)
+        self.flat = [x.clone() for x in flat]
+        self.inputs: Tree = tree.unflatten_any(self.flat, spec)
+        self.result: Tree = {}
+        self.breaks = 0
+        self._todo: list[Callable[[], Any]] = []
+        self._kept: list[Any] = []
+
+    def piece(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Run what was just recorded, so that its tensors hold values, and keep it."""
+        graph.replay()
+        self._todo.append(graph.replay)
+
+    def between(self, work: Work, lanes: int, dims: Any, tensors: Any, result: list[Tensor]) -> None:
+        self._todo.append(lambda: torch._foreach_copy_(result, work(lanes, dims, tensors)))
+        self._kept.append((tensors, result))  # a tensor that a piece writes or reads must keep its memory
+
+    def replay(self, flat: list[Tensor]) -> None:
+        torch._foreach_copy_(self.flat, flat)
+        for do in self._todo:
+            do()
+
+
+class _Program:
+    """One step of a loop, recorded for several numbers of lanes on the same buffers."""
+
+    def __init__(self, job: Job, lanes: int, most: int, memory: _Memory) -> None:
+        """For at most so many lanes and steps."""
+        self._advance, self._memory, self._timed = job.advance, memory, job.timed
+        self._shared = job.shared
+        self.trouble: RuntimeError | None = None  # why steps cannot be recorded
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._t = torch.zeros((), dtype=torch.int64, device=job.carry[0].device)
+        self.carry = [x.new_zeros(lanes, *x.shape[1:]) for x in job.carry]
+        per_step = job.inputs[0].shape[1] // max(1, job.most)
+        self._inputs = []
+        for i, (x, same) in enumerate(zip(job.inputs, job.shared, strict=True)):
+            own = (lanes, most * per_step, *x.shape[2:]) if i < job.timed else (lanes, *x.shape[1:])
+            self._inputs.append(x.new_zeros(x.shape if same else own))
+
+    def load(self, job: Job, count: int) -> None:
+        """Take in the ``count`` lanes of a job."""
+        self._t.zero_()
+        into = [buffer[:count] for buffer in self.carry]
+        for i, (buffer, x) in enumerate(zip(self._inputs, job.inputs, strict=True)):
+            view = buffer if self._shared[i] else buffer[:count]
+            into.append(view[:, : x.shape[1]] if i < self._timed else view)
+        torch._foreach_copy_(into, [*job.carry, *job.inputs])
+
+    def step(self, lanes: int, record: bool) -> bool:
+        """One step of the first lanes; whether it had to be recorded first."""
+        fresh = record and self.trouble is None and lanes not in self._graphs
+        if fresh:
+            try:
+                self._record(lanes)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.trouble = error
+        if record and lanes in self._graphs:
+            self._graphs[lanes].replay()
+        else:
+            self._once(lanes)
+        return fresh
+
+    def _once(self, lanes: int) -> None:
+        carry, inputs = self._view(lanes)
+        torch._foreach_copy_(carry, self._advance(carry, inputs, self._t, True))
+        self._t.add_(1)
+
+    def _view(self, lanes: int) -> tuple[list[Tensor], list[Tensor]]:
+        inputs = [x if same else x[:lanes] for x, same in zip(self._inputs, self._shared, strict=True)]
+        return [x[:lanes] for x in self.carry], inputs
+
+    def _record(self, lanes: int) -> None:
+        carry, inputs = self._view(lanes)
+        self._advance(carry, inputs, self._t, True)  # loads kernels and libraries, which cannot be recorded
+        try:
+            self._memory.start()
+            self._once(lanes)
+            self._graphs[lanes] = self._memory.stop()
+        finally:
+            self._memory.abandon()

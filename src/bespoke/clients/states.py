@@ -1,0 +1,263 @@
+"""Where the states of the clients that took part are kept: on the device, on the host, or on disk.
+
+All states have one layout, so a store is a few tensors with a row for each client, and a cohort is one gather
+for each leaf. What changed since the last checkpoint is written to a new *generation*, a safetensors file with
+the stacked states of some clients and their ids. The checkpoint's manifest lists the generations, oldest first:
+a client's state is in the newest one that has its id. A generation whose successors have grown to half its
+rows is merged into the next, so there are few of them, and all together have less than twice as many rows as
+there are clients.
+
+On the device and on the host the files serve checkpoints alone. On disk they are memory-mapped and read from,
+and memory holds only what is not yet written.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespoke.core import tree
+from bespoke.core.tree import Tree
+from bespoke.files import write_atomic
+
+KINDS = ("device", "host", "disk")
+PIECE = 2**24  # bytes that are moved at once
+SPILL = 2**28  # bytes of changed states that a store on disk keeps in memory before it writes them
+
+_IDS, _PREFIX = "ids", "clients/"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class Generation(NamedTuple):
+    """A file with the states of some clients."""
+
+    file: str
+    sha256: str
+    ids: list[int]
+    leaves: dict[str, Tensor]  # (K, ...), mapped from the file; empty where nobody reads them
+
+
+class StateStore:
+    """The states of the clients that took part, by client. A state keeps its names, shapes and types."""
+
+    def __init__(self, kind: str, device: torch.device | str) -> None:
+        """``kind`` is one of :data:`KINDS`; states are handed out on ``device``."""
+        self.kind, self.device = kind, torch.device(device)
+        self._home = self.device if kind == "device" else torch.device("cpu")
+        self._folder: Path | None = None
+        self._number, self._step = 0, 1  # of the newest file in the folder, and to the next
+        self._keeps: Callable[[int], bool] = lambda client: True
+        self._clear([])
+
+    def _clear(self, generations: list[Generation]) -> None:
+        self._layout: dict[str, Tensor] = {}  # one client's leaves, on the meta device
+        self._memory: dict[str, Tensor] = {}  # leaves (rows, ...)
+        self._rows: dict[int, int] = {}  # client -> row of the memory
+        self._changed: set[int] = set()  # since the last generation was written
+        self._generations = generations
+        self._filed = {  # the newest wins
+            client: (g, row) for g in generations for row, client in enumerate(g.ids) if self._keeps(client)
+        }
+
+    # --- in a round ---------------------------------------------------------------------------------------------
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._rows or client in self._filed
+
+    def ids(self) -> list[int]:
+        """The clients that have a state, in ascending order."""
+        return sorted(self._rows.keys() | self._filed.keys())
+
+    @property
+    def layout(self) -> Tree:
+        """One client's state without values, on the meta device; empty before the first :meth:`put`."""
+        return tree.unflatten(self._layout)
+
+    def get(self, clients: Sequence[int]) -> Tree:
+        """The states of these clients on the device: leaves (K, ...) that own their memory."""
+        return tree.to(tree.unflatten(self._gather(clients, list(self._layout))), self.device)
+
+    @torch.no_grad()
+    def put(self, clients: Sequence[int], stacked: Tree) -> None:
+        """Keep the states of these clients, leaves (K, ...), in place of those they had."""
+        if not clients:
+            return
+        flat = _flatten(stacked, len(clients))
+        self._check(flat)
+        for client in clients:
+            self._rows.setdefault(client, len(self._rows))
+        self._make_room()
+        index = self._index([self._rows[c] for c in clients])
+        for name, leaf in flat.items():
+            self._memory[name].index_copy_(0, index, leaf.to(self._home))
+        self._changed.update(clients)
+        if self.kind == "disk" and self._folder is not None and len(self._changed) * self._nbytes() > SPILL:
+            self._write(self._folder)
+
+    def _check(self, flat: dict[str, Tensor]) -> None:
+        layout = {name: torch.empty(leaf.shape[1:], dtype=leaf.dtype, device="meta") for name, leaf in flat.items()}
+        self._layout = self._layout or layout
+        here, there = ({n: (tuple(t.shape), t.dtype) for n, t in one.items()} for one in (layout, self._layout))
+        for name in here.keys() | there.keys():
+            if here.get(name) != there.get(name):
+                raise ValueError(
+                    f"a client's state must keep its names, shapes and types, but {name!r} was "
+                    f"{there.get(name, 'not there')} and is {here.get(name, 'not there')}"
+                )
+
+    def _make_room(self) -> None:
+        """Double the memory where it is too small, so that growing costs a constant share of filling."""
+        wanted = len(self._rows)
+        for name, like in self._layout.items():
+            old = self._memory.get(name, torch.empty((0, *like.shape), dtype=like.dtype, device=self._home))
+            if len(old) < wanted:
+                new = torch.empty((max(wanted, 2 * len(old)), *like.shape), dtype=like.dtype, device=self._home)
+                new[: len(old)] = old
+                self._memory[name] = new
+
+    def _gather(self, clients: Sequence[int], names: Sequence[str]) -> dict[str, Tensor]:
+        """These leaves of these clients, (K, ...), where the store has them."""
+        sources: dict[int, tuple[Mapping[str, Tensor], list[int], list[int]]] = {}
+        for place, client in enumerate(clients):
+            if client in self._rows:
+                leaves, row = self._memory, self._rows[client]
+            else:
+                generation, row = self._filed[client]
+                leaves = generation.leaves
+            _, places, rows = sources.setdefault(id(leaves), (leaves, [], []))
+            places.append(place)
+            rows.append(row)
+        parts = [tree.take({n: leaves[n] for n in names}, self._index(rows)) for leaves, _, rows in sources.values()]
+        return tree.merge(parts, [places for _, places, _ in sources.values()])
+
+    def _index(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64).to(self._home, non_blocking=True)
+
+    def _nbytes(self) -> int:
+        return sum(like.numel() * like.element_size() for like in self._layout.values())
+
+    # --- between rounds -----------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        folder: Path,
+        files: Sequence[Mapping[str, str]] = (),
+        keeps: Callable[[int], bool] = lambda client: True,
+        turn: int = 0,
+        stores: int = 1,
+    ) -> None:
+        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, as :meth:`flush` gave them.
+
+        Several ``stores`` may share a folder if each ``keeps`` other clients and has a ``turn`` of its own, from 0:
+        they number their files in turns.
+        """
+        self._folder, self._keeps, self._step = folder, keeps, stores
+        numbers = [int(path.stem.removeprefix("states-")) for path in folder.glob("states-*.safetensors")]
+        self._number = max(numbers, default=0) + 1 + turn - stores
+        self._clear([_read(folder, entry["file"], entry["sha256"]) for entry in files])
+        for generation in self._generations[-1:]:
+            self._layout = {n: torch.empty_like(leaf[0], device="meta") for n, leaf in generation.leaves.items()}
+        if self.kind != "disk":
+            for part in _parts(self.ids(), self._nbytes()):
+                self.put(part, self.get(part))
+            self._changed, self._filed = set(), {}
+            self._generations = [generation._replace(leaves={}) for generation in self._generations]
+
+    def flush(self) -> list[dict[str, str]]:
+        """Write what changed since the last call, and name the files that hold all states, oldest first."""
+        if self._folder is None:
+            raise ValueError("a store writes nothing before it was given a folder: call `open`")
+        if self._changed:
+            self._write(self._folder)
+        return [{"file": g.file, "sha256": g.sha256} for g in self._generations]
+
+    def _write(self, folder: Path) -> None:
+        """A new generation of what changed, merged with those before it that have at most twice its rows."""
+        older, clients = list(self._generations), set(self._changed)
+        while older and len(older[-1].ids) <= 2 * len(clients):
+            clients.update(filter(self._keeps, older.pop().ids))
+        ids = sorted(clients)
+        self._number += self._step
+        file, digest = f"states-{self._number:06d}.safetensors", hashlib.sha256()
+
+        def pieces() -> Iterator[bytes]:
+            for piece in self._pieces(ids):
+                digest.update(piece)
+                yield piece
+
+        write_atomic(folder / file, pieces())
+        self._changed = set()
+        if self.kind == "disk":
+            generation = _read(folder, file, digest.hexdigest())
+            self._filed |= {client: (generation, row) for row, client in enumerate(ids)}
+            self._memory, self._rows = {}, {}
+        else:
+            generation = Generation(file, digest.hexdigest(), ids, {})
+        self._generations = [*older, generation]
+
+    def _pieces(self, ids: list[int]) -> Iterator[bytes]:
+        """A safetensors file, little by little. The header keeps the tree's order; ids and larger types lie first."""
+        layout = {_IDS: torch.empty((), dtype=torch.int64, device="meta")}
+        layout |= {_PREFIX + name: like for name, like in self._layout.items()}
+        spans, end = dict[str, list[int]](), 0
+        for name in sorted(layout, key=lambda name: -layout[name].element_size()):  # so that each is aligned
+            start, end = end, end + len(ids) * layout[name].numel() * layout[name].element_size()
+            spans[name] = [start, end]
+        header = {
+            name: {"dtype": _NAMES[like.dtype], "shape": [len(ids), *like.shape], "data_offsets": spans[name]}
+            for name, like in layout.items()
+        }
+        text = json.dumps(header).encode()
+        text += b" " * (-(8 + len(text)) % 64)
+        yield len(text).to_bytes(8, "little") + text + _bytes(torch.tensor(ids, dtype=torch.int64))
+        for name in list(spans)[1:]:
+            leaf, like = name.removeprefix(_PREFIX), layout[name]
+            for part in _parts(ids, like.numel() * like.element_size()):
+                yield _bytes(self._gather(part, [leaf])[leaf])
+
+
+def _flatten(stacked: Tree, count: int) -> dict[str, Tensor]:
+    """The leaves by name; an empty branch is a leaf without elements, which has rows too."""
+    none = torch.empty(count, 0, dtype=torch.uint8)
+    return {name: none if name.endswith("/") else leaf for name, leaf in tree.flatten(stacked).items()}
+
+
+def _parts(ids: list[int], nbytes: int) -> Iterator[list[int]]:
+    """Clients in groups whose rows of ``nbytes`` make a piece."""
+    step = max(1, PIECE // max(1, nbytes))
+    return (ids[i : i + step] for i in range(0, len(ids), step))
+
+
+def _bytes(leaf: Tensor) -> bytes:
+    return leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _read(folder: Path, file: str, sha256: str) -> Generation:
+    """Map a file whose checksum is known to be right."""
+    path = folder / file
+    with path.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    content = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[8 + length :]
+    leaves = {
+        name: content[slice(*entry["data_offsets"])].view(_DTYPES[entry["dtype"]]).view(entry["shape"])
+        for name, entry in header.items()
+    }
+    ids = leaves.pop(_IDS).tolist()
+    return Generation(file, sha256, ids, {name.removeprefix(_PREFIX): leaf for name, leaf in leaves.items()})

@@ -1,0 +1,169 @@
+"""Layers that see all clients at once: under ``torch.func.vmap`` each is one kernel call, with its own gradient.
+
+A layer is written for one client, x (B, C, H, W), and has a vmap rule of its own, which hands the stacked tensors
+(K, B, C, H, W) to :mod:`bespoke.models.kernels`. Maps leave with channels last in memory, as the next layer
+wants them. Outside vmap K is 1.
+
+A gradient is a second function with its own rule, since under ``vmap(grad(...))`` the backward pass is mapped too.
+Neither has a second derivative.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+_OPERANDS = {"tf32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Conv(NamedTuple):
+    """What a convolution is beside its tensors; ``pooled``: with bias, leaky ReLU and 2x2 max-pool (a stage)."""
+
+    stride: int
+    padding: int
+    pooled: bool
+    slope: float
+    operands: torch.dtype
+    result: torch.dtype
+
+
+def kernels() -> Any:
+    """The module of kernels; imported when first needed, since Triton is there only where CUDA is."""
+    from bespoke.models import kernels as module
+
+    return module
+
+
+def usable(x: Tensor, precision: str) -> bool:
+    """Whether the kernels can take x: on a CUDA device, or anywhere when Triton interprets."""
+    here = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return precision != "fp32" and here and x.dtype in (torch.float32, torch.bfloat16)
+
+
+def conv_stage(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: int, slope: float, precision: str, last: bool = False
+) -> Tensor:
+    """Convolution, leaky ReLU of ``slope`` >= 0 and 2x2 max-pool: x (B, C, H, W) -> (B, outputs, H', W').
+
+    The result has the precision's type, or float32 if it is the ``last`` before a linear layer.
+    """
+    dtype = _OPERANDS[precision]
+    conv = Conv(1, padding, True, slope, dtype, torch.float32 if last else dtype)
+    return _Convolution.apply(x, weight, bias, conv)[0]
+
+
+def conv2d(x: Tensor, weight: Tensor, stride: int, padding: int, precision: str) -> Tensor:
+    """Convolution without bias: x (B, C, H, W) -> (B, outputs, H', W') in the precision's type."""
+    dtype = _OPERANDS[precision]
+    return _Convolution.apply(x, weight, None, Conv(stride, padding, False, 0.0, dtype, dtype))[0]
+
+
+# --- between one client and many ----------------------------------------------------------------------------
+
+
+def _stack(tensors: tuple[Any, ...], in_dims: tuple[Any, ...], size: int) -> list[Any]:
+    """Each tensor with the clients in front, as a view; one that all share is not copied."""
+    return [
+        t if not isinstance(t, Tensor) else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=True)
+    ]
+
+
+def _alone(batched: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The outputs of a batched function for one client."""
+    return tuple(out[0] for out in batched(*(t[None] if isinstance(t, Tensor) else t for t in inputs)))
+
+
+def _mapped(batched: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The outputs of a batched function for all clients, and where their client axis is: what a vmap rule gives."""
+    outputs = batched(*_stack(inputs, in_dims, info.batch_size))
+    return outputs, (0,) * len(outputs)
+
+
+def _absent(like: Tensor) -> Tensor:
+    """In place of an output that is not there: a rule has to give a tensor with a client axis."""
+    return like.new_empty((len(like), 0))
+
+
+def _channels_second(maps: Tensor) -> Tensor:
+    """(K, B, H, W, C) -> the view (K, B, C, H, W)."""
+    return maps.permute(0, 1, 4, 2, 3)
+
+
+def _channels_last(maps: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K, B, C, H, W) -> (K, B, H, W, C) in one piece, of type ``dtype``; a view where it is so already."""
+    last = maps.permute(0, 1, 3, 4, 2)
+    return last if last.dtype == dtype and last.is_contiguous() else last.to(dtype).contiguous()
+
+
+# --- convolution --------------------------------------------------------------------------------------------
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> tuple[Tensor, ...]:
+    """-> y (K, B, outputs, H', W'), and for the gradient: code, x as packed (absent if as given), packed weights."""
+    maps = kernels().pack_maps(x, conv.operands)
+    packed = kernels().pack_weight(weight, conv.operands)
+    y, code = kernels().forward(_given(maps, x), packed, bias, tuple(weight.shape[1:]), conv)
+    return _channels_second(y), _absent(y) if code is None else code, _absent(x) if maps is None else maps, packed
+
+
+def _given(maps: Tensor | None, x: Tensor) -> Tensor:
+    """The packed maps, or x itself, which then lies as a kernel wants it."""
+    return x.permute(0, 1, 3, 4, 2) if maps is None else maps
+
+
+def _convolve_back(
+    dy: Tensor, code: Tensor, x: Tensor, maps: Tensor, packed: Tensor, conv: Conv, weight: Any, wants_input: bool
+) -> tuple[Tensor, ...]:
+    """-> dx (absent if not wanted), dw, db (absent if not a stage); ``weight`` is the shape for one client."""
+    dy = _channels_last(dy, conv.operands)
+    maps = _given(maps if maps.dim() == 5 else None, x)
+    dw, db = kernels().weight_gradient(maps, dy, code if conv.pooled else None, weight, conv)
+    dx = _absent(dy)
+    if wants_input:
+        sides = tuple(x.shape[3:])
+        dx = _channels_second(
+            kernels().input_gradient(dy, code if conv.pooled else None, packed, weight, conv, sides, x.dtype)
+        )
+    return dx, dw, _absent(dy) if db is None else db
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _alone(_convolve, inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        return _mapped(_convolve, info, in_dims, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, _, ctx.conv = inputs
+        _, code, maps, packed = output
+        ctx.weight = tuple(weight.shape)
+        ctx.mark_non_differentiable(code, maps, packed)
+        ctx.save_for_backward(code, x, maps, packed)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+        wants_input, _, wants_bias, _ = ctx.needs_input_grad
+        dx, dw, db = _ConvolutionGradient.apply(dy, *ctx.saved_tensors, ctx.conv, ctx.weight, wants_input)
+        return dx if wants_input else None, dw, db if wants_bias else None, None
+
+
+class _ConvolutionGradient(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _alone(_convolve_back, inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        return _mapped(_convolve_back, info, in_dims, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no second derivative."""
