@@ -48,7 +48,7 @@ experiment = bespoke.Experiment(
     algorithm=bespoke.FedRep(head_epochs=1),
     training=bespoke.Training(rounds=3, lr=0.05, rate=0.5),
 )
-bespoke.run(experiment, sys.argv[1], device="cuda", backend="loop")
+bespoke.run(experiment, sys.argv[1], device="cuda", backend="loop", precision="fp32")
 """
 
 
