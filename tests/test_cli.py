@@ -374,7 +374,7 @@ def on_a_terminal(*arguments):
     """The exit code of a command on a terminal of 90 columns, and what it wrote there."""
     terminal, inside = pty.openpty()
     env = os.environ | {"TERM": "xterm", "COLUMNS": "90", "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "bespoke.cli", *map(str, arguments)]
+    line = [sys.executable, "-m", "bespoke", *map(str, arguments)]
     with subprocess.Popen(line, stdin=inside, stdout=inside, stderr=inside, env=env) as process:
         os.close(inside)
         raw = b""

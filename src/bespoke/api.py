@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from bespoke import __version__
+from bespoke import __version__, ranks
 from bespoke.checkpoint import Checkpoint, load_newest, save
-from bespoke.clients import BatchedClients, LoopClients, Simulated
+from bespoke.clients import BatchedClients, Clients, LoopClients, ShardedClients, Simulated
 from bespoke.clients.states import KINDS
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
@@ -98,10 +98,13 @@ class Run:
 
     @cached_property
     def models(self) -> dict[str, PersonalModel]:
-        """The personal model of every client by name, new clients included; made when first asked for."""
+        """The personal model of every client by name, new clients included; made when first asked for.
+
+        In a run of several processes all of them have to ask, and each is given all models.
+        """
         everyone = range(self.pool.total_clients)
         algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.clients
-        assert isinstance(clients, Simulated)  # only a simulation may look at its clients
+        assert isinstance(clients, Simulated | ShardedClients)  # only a simulation may look at its clients
         shared, own = self.federation.down(self.server, everyone)
         rounds = self.folder.rounds()
         last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit
@@ -116,8 +119,11 @@ class Run:
 
         What a file's name cannot hold, such as a slash, is written as in an address on the web.
         """
-        folder = RunFolder.create(self.folder.path / "models").path
-        for name, model in self.models.items():
+        models, folder = self.models, self.folder.path / "models"
+        if not ranks.first():
+            return folder
+        RunFolder.create(folder)
+        for name, model in models.items():
             flat = {n: t.cpu().contiguous().clone() for n, t in tree.flatten(model.personal).items()}
             write_atomic(folder / f"{quote(name, safe=' ')}.safetensors", safetensors.torch.save(flat))
         return folder
@@ -140,7 +146,7 @@ def pick_precision(precision: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def pick_device(device: str) -> torch.device:
-    """``auto`` is CUDA where there is some, else the CPU."""
+    """``auto`` is CUDA where there is some, else the CPU; of several processes each takes a GPU of its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -149,6 +155,10 @@ def pick_device(device: str) -> torch.device:
         picked = torch.device("meta")
     if picked.type not in ("cpu", "cuda"):
         raise UserError(f"there is no device {device!r}: use cpu, cuda or auto")
+    if picked == torch.device("cuda") and ranks.world() > 1:
+        picked = ranks.own_gpu()
+    elif picked.type == "cuda" and ranks.world() > 1:
+        raise UserError(f"each of {ranks.world()} processes takes a GPU of its own: use cuda instead of {device}")
     if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count() or "no"
         raise UserError(f"device {device} was asked for, but torch sees {seen} CUDA devices here: use cpu or auto")
@@ -162,7 +172,8 @@ def _assemble(
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
     task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     evaluation = experiment.evaluation
-    clients = BACKENDS[pick_backend(backend, task.device)](
+    clients: Clients
+    clients = inner = BACKENDS[pick_backend(backend, task.device)](
         experiment.method,
         task,
         params,
@@ -173,6 +184,8 @@ def _assemble(
         adapt_epochs=evaluation.adapt_epochs,
         states=states,
     )
+    if ranks.world() > 1:
+        clients = ShardedClients(inner)
     return Federation(
         algorithm=experiment.method,
         task=task,
@@ -183,7 +196,7 @@ def _assemble(
         training=experiment.training,
         evaluation=evaluation,
         seed=experiment.seed,
-        callbacks=callbacks,
+        callbacks=callbacks if ranks.first() else (),
     )
 
 
@@ -211,14 +224,18 @@ def run(
     goes on from the newest sound checkpoint in ``out``. ``precision`` is that of products of matrices on CUDA:
     ``fp32``, ``tf32``, or ``bf16``, which the shipped models know and ``auto`` takes. ``states`` says where the
     states of clients are kept while they are not at work: on the ``device``, on the ``host``, or on ``disk``, for
-    populations larger than memory.
-    ``about`` is added to ``environment.json``.
+    populations larger than memory. ``about`` is added to ``environment.json``.
+
+    Under ``torchrun`` the clients are spread over its processes; the first one keeps the records and calls
+    ``callbacks``, and every one returns the whole result.
     """
+    ranks.join()
     if isinstance(experiment, str | Path):
         experiment, _ = load(experiment)
     if not isinstance(experiment, Experiment):
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
-    pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
+    with ranks.one_first():  # what is prepared for the first time is kept in files
+        pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
     where, dtype = pick_device(device), torch.get_default_dtype()
     task = build_task(experiment.model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
@@ -254,6 +271,7 @@ def federate(
     start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
     ``num_classes`` defaults to the largest label plus one; the other arguments are as in :func:`run`.
     """
+    ranks.join()
     if not isinstance(model, nn.Module):
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
     known = {f for f in Training.__dataclass_fields__}
@@ -325,9 +343,10 @@ def _run(
 ) -> Run:
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
-    folder = _temporary_folder() if out is None else RunFolder.create(out)
-    checkpoints, store = RunFolder.create(folder.path / "checkpoints").path, federation.clients.store
-    first, server, found, notes = 1, None, None, list[str]()
+    ranks.same(f"experiment {experiment.hash()} on {federation.task.device.type} in {federation.task.precision}")
+    folder = _folder(out)
+    checkpoints, store = folder.path / "checkpoints", federation.clients.store
+    first, server, found, notes, offsets = 1, None, None, list[str](), dict[str, int]()
     if folder.holds_run():
         if not resume:
             raise UserError(
@@ -336,24 +355,60 @@ def _run(
         found, notes = _find_start(experiment, folder, federation)
         if found is not None:
             first, server = found.round + 1, found.server
-        folder.truncate(found.offsets if found else dict.fromkeys(folder.offsets(), 0))
+        offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
     store.open(checkpoints, found.states if found else ())
-    write_atomic(folder.path / "config.toml", experiment.toml())
-    folder.write_json("federation.json", described)
     environment = _environment(federation, experiment) | about
-    folder.write_json("environment.json", environment | {"notes": notes})
+    ranks.wait()  # nothing is written before every process has read what was there
+    if ranks.first():
+        RunFolder.create(checkpoints)
+        folder.truncate(offsets)
+        write_atomic(folder.path / "config.toml", experiment.toml())
+        folder.write_json("federation.json", described)
+        folder.write_json("environment.json", environment | {"notes": notes})
+    ranks.wait()
 
     def checkpoint(round: int, server: Tree) -> None:
-        save(checkpoints, Checkpoint(round, server, store.flush(), folder.offsets()), experiment.hash())
+        files = store.flush()
+        if ranks.first():
+            save(checkpoints, Checkpoint(round, server, files, folder.offsets()), experiment.hash())
+        ranks.wait()  # files that no checkpoint names are removed before any process writes another
 
-    server = federation.run(folder, server, first, checkpoint, checkpoint_every, stop)
+    records = folder if ranks.first() else _Reader(folder)
+    server = federation.run(records, server, first, checkpoint, checkpoint_every, lambda: ranks.any_of(stop()))
     notes = notes + list(getattr(federation.clients, "notes", []))
-    folder.write_json("environment.json", environment | _device_seconds(federation.clients) | {"notes": notes})
     done = Run(experiment, folder, federation, server, pool, notes)
-    folder.write_json("summary.json", done.summary)
-    if out is not None:
-        folder.export_parquet()
+    if ranks.first():
+        folder.write_json("environment.json", environment | _device_seconds(federation.clients) | {"notes": notes})
+        folder.write_json("summary.json", done.summary)
+        if out is not None:
+            folder.export_parquet()
+    ranks.wait()
+    _ = done.summary  # which the others read while the first process keeps the folder
+    ranks.wait()
     return done
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """The records in a process that is not the first: they are read here, and written there."""
+
+    folder: RunFolder
+
+    def append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        pass
+
+    def clients(self) -> Iterator[dict[str, Any]]:
+        return self.folder.clients()
+
+
+def _folder(out: str | Path | None) -> RunFolder:
+    """The run's folder, made by the first process and seen by all."""
+    made = (_temporary_folder() if out is None else RunFolder.create(out)) if ranks.first() else None
+    path = ranks.from_first(str(made.path) if made else None)
+    folder = made or RunFolder(path)
+    if not folder.path.is_dir():
+        raise UserError(f"process {ranks.rank()} does not see the folder {folder.path}: put it where all processes do")
+    return folder
 
 
 def _temporary_folder() -> RunFolder:
@@ -429,6 +484,7 @@ def _environment(federation: Federation, experiment: Experiment) -> dict[str, An
         "precision": federation.task.precision,
         "backend": getattr(federation.clients, "name", "unknown"),
         "states": federation.clients.store.kind,
+        "world_size": ranks.world(),
     }
 
 

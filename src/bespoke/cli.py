@@ -1,13 +1,15 @@
 """The command line: demo, run, compare, list. Heavy modules are imported inside the commands."""
 
 import json
+import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -29,9 +31,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    """Run the command line; a user's mistake is one sentence and exit code 2.
+
+    Of several processes the first alone prints, and an error is told by the one that meets it first.
+    """
     try:
-        code = app(_spread_seeds(sys.argv[1:]), standalone_mode=False)
+        with _one_voice():
+            code = app(_spread_seeds(sys.argv[1:]), standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -41,19 +47,44 @@ def main() -> None:
         command = error.ctx.command_path if error.ctx else "bespoke"
         unknown = "No such option" in error.format_message() and command.endswith(" run")
         hint = "; a setting of the experiment is changed with --set" if unknown else ""
-        print(f"bespoke: {error.format_message().rstrip('.')} (see {command} --help{hint})", file=sys.stderr)
-        sys.exit(2)
+        _fail(f"bespoke: {error.format_message().rstrip('.')} (see {command} --help{hint})")
     except click.Abort:
         sys.exit(130)
     except UserError as error:
-        print(f"bespoke: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(f"bespoke: {error}")
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe went away: nobody is left to tell
         sys.exit(141)
     except OSError as error:  # no room for temporary files, a folder that may not be read
-        print(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}")
+    except Exception:
+        if not _several():
+            raise
+        _fail(traceback.format_exc().rstrip(), 1)
+
+
+def _several() -> bool:
+    """Whether torchrun has started more processes than this one."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of several processes, let the first alone print."""
+    if not _several() or os.environ.get("RANK") == "0":
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def _fail(text: str, code: int = 2) -> NoReturn:
+    if _several():
+        from bespoke import ranks
+
+        ranks.fail(text, code)
+    print(text, file=sys.stderr)
+    sys.exit(code)
 
 
 def _spread_seeds(arguments: list[str]) -> list[str]:
@@ -116,11 +147,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run an experiment and record it in a folder."""
-    from bespoke import api, loggers
+    from bespoke import api, loggers, ranks
     from bespoke.experiment import load
     from bespoke.records import RunFolder
 
     _use_threads(threads)
+    ranks.join()
     if seed is not None and seeds:
         raise UserError("give --seed or --seeds, not both")
     results = []
@@ -130,7 +162,8 @@ def run(
         folder = _folder(experiment, loaded, out, bool(seeds))
         if resume and not RunFolder(folder).holds_run():
             print(f"note: {folder} holds no run to go on with; starting one", file=sys.stderr)
-        trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in log or ()]
+        tools = log if log and ranks.first() else ()
+        trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
         with _progress(loaded, quiet or as_json) as (callback, stopped):
             done = api.run(
                 loaded,
@@ -148,7 +181,7 @@ def run(
         for note in done.notes:
             print(f"note: {note}", file=sys.stderr)
         last, total = done.summary["rounds"], loaded.training.rounds
-        if stopped() and (last < total or number != wanted[-1]):
+        if ranks.any_of(stopped()) and (last < total or number != wanted[-1]):
             command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
             print(f"stopped after round {last} of {total}, all of it saved; go on with: {command}", file=sys.stderr)
             raise typer.Exit(130)
@@ -198,16 +231,18 @@ def _progress(experiment: Any, quiet: bool) -> Iterator[tuple[Any, Any]]:
     asked: list[int] = []
 
     def interrupt(signum: int, frame: Any) -> None:
+        if asked and _several():
+            return  # torchrun passes signals on, so that the same one comes twice
         if asked:
             print("stopped at once; what came after the last checkpoint is lost", file=sys.stderr)
             raise SystemExit(130)
         asked.append(signum)
-        print(
-            "finishing this round, then saving a checkpoint; press Ctrl-C again to stop at once",
-            file=sys.stderr,
-        )
+        again = "" if _several() else "; press Ctrl-C again to stop at once"
+        print(f"finishing this round, then saving a checkpoint{again}", file=sys.stderr)
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    # torchrun ends its processes with SIGTERM, and gives them half a minute
+    signals = (signal.SIGINT, signal.SIGTERM) if _several() else (signal.SIGINT,)
+    before = {number: signal.signal(number, interrupt) for number in signals}
     metric = experiment.evaluation.metric
     try:
         if quiet:
@@ -218,7 +253,8 @@ def _progress(experiment: Any, quiet: bool) -> Iterator[tuple[Any, Any]]:
         else:
             yield _plain_lines(experiment, metric), lambda: bool(asked)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _accuracy(event: Any, metric: str) -> float | None:
@@ -397,6 +433,8 @@ def demo(
 
     from bespoke import demo as demonstration
 
+    if _several():
+        raise UserError("the demonstration runs in one process: start it without torchrun")
     _use_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     try:
@@ -406,7 +444,3 @@ def demo(
         raise typer.Exit(130) from None
     _show(comparison)
     print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,19 @@
-"""Ways to reach clients: one after another, a cohort at once, and later over a network."""
+"""Ways to reach clients: one after another, a cohort at once, spread over processes, and later over a network."""
 
 from bespoke.clients.batched import BatchedClients
 from bespoke.clients.loop import LoopClients
 from bespoke.clients.protocol import Clients, Evaluated, Trained
+from bespoke.clients.sharded import ShardedClients
 from bespoke.clients.simulated import Simulated
 from bespoke.clients.states import StateStore
 
-__all__ = ["BatchedClients", "Clients", "Evaluated", "LoopClients", "Simulated", "StateStore", "Trained"]
+__all__ = [
+    "BatchedClients",
+    "Clients",
+    "Evaluated",
+    "LoopClients",
+    "ShardedClients",
+    "Simulated",
+    "StateStore",
+    "Trained",
+]

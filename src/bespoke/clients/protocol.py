@@ -1,10 +1,10 @@
 """The two-call protocol by which a server reaches its clients, wherever they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from bespoke.clients.states import StateStore
 from bespoke.core.algorithm import Uploads
 from bespoke.core.tree import Tree
 
@@ -32,10 +32,27 @@ class Evaluated(NamedTuple):
     logged: dict[str, float]
 
 
+class States(Protocol):
+    """What a checkpoint has to know of the states of the clients that took part."""
+
+    kind: str  # where they are kept
+
+    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
+        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, as :meth:`flush` gave them."""
+        ...
+
+    def flush(self) -> list[dict[str, str]]:
+        """Write what changed since the last call, and name the files that hold all states, oldest first."""
+        ...
+
+
 class Clients(Protocol):
     """How a server reaches its clients. ``shared`` goes to all, ``own`` (leaves (K, ...)) to each."""
 
-    store: StateStore  # the states of the clients that took part, for checkpoints
+    @property
+    def store(self) -> States:
+        """The states of the clients that took part, for checkpoints."""
+        ...
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let each client do one round of local work; states change only for accepted uploads."""

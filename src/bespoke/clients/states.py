@@ -13,7 +13,7 @@ and memory holds only what is not yet written.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,8 @@ class StateStore:
         self.kind, self.device = kind, torch.device(device)
         self._home = self.device if kind == "device" else torch.device("cpu")
         self._folder: Path | None = None
-        self._number = 0  # of the newest file in the folder
+        self._number, self._step = 0, 1  # of the newest file in the folder, and to the next
+        self._keeps: Callable[[int], bool] = lambda client: True
         self._clear([])
 
     def _clear(self, generations: list[Generation]) -> None:
@@ -70,7 +71,9 @@ class StateStore:
         self._rows: dict[int, int] = {}  # client -> row of the memory
         self._changed: set[int] = set()  # since the last generation was written
         self._generations = generations
-        self._filed = {client: (g, row) for g in generations for row, client in enumerate(g.ids)}  # the newest wins
+        self._filed = {  # the newest wins
+            client: (g, row) for g in generations for row, client in enumerate(g.ids) if self._keeps(client)
+        }
 
     # --- in a round ---------------------------------------------------------------------------------------------
 
@@ -151,11 +154,22 @@ class StateStore:
 
     # --- between rounds -----------------------------------------------------------------------------------------
 
-    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
-        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, as :meth:`flush` gave them."""
-        self._folder = folder
+    def open(
+        self,
+        folder: Path,
+        files: Sequence[Mapping[str, str]] = (),
+        keeps: Callable[[int], bool] = lambda client: True,
+        turn: int = 0,
+        stores: int = 1,
+    ) -> None:
+        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, as :meth:`flush` gave them.
+
+        Several ``stores`` may share a folder if each ``keeps`` other clients and has a ``turn`` of its own, from 0:
+        they number their files in turns.
+        """
+        self._folder, self._keeps, self._step = folder, keeps, stores
         numbers = [int(path.stem.removeprefix("states-")) for path in folder.glob("states-*.safetensors")]
-        self._number = max(numbers, default=0)
+        self._number = max(numbers, default=0) + 1 + turn - stores
         self._clear([_read(folder, entry["file"], entry["sha256"]) for entry in files])
         for generation in self._generations[-1:]:
             self._layout = {n: torch.empty_like(leaf[0], device="meta") for n, leaf in generation.leaves.items()}
@@ -177,9 +191,9 @@ class StateStore:
         """A new generation of what changed, merged with those before it that have at most twice its rows."""
         older, clients = list(self._generations), set(self._changed)
         while older and len(older[-1].ids) <= 2 * len(clients):
-            clients.update(older.pop().ids)
+            clients.update(filter(self._keeps, older.pop().ids))
         ids = sorted(clients)
-        self._number += 1
+        self._number += self._step
         file, digest = f"states-{self._number:06d}.safetensors", hashlib.sha256()
 
         def pieces() -> Iterator[bytes]:

@@ -1,0 +1,133 @@
+"""Clients spread over the processes of a run: each trains and evaluates its own, and all learn the answers."""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bespoke import ranks
+from bespoke.clients.protocol import Evaluated, Trained
+from bespoke.clients.simulated import Simulated
+from bespoke.clients.states import StateStore
+from bespoke.core import tree
+from bespoke.core.algorithm import Uploads
+from bespoke.core.tree import Tree
+
+
+def homes(sizes: Sequence[int], population: int, world: int) -> list[int]:
+    """The process of each client: the largest clients first, each to whoever has the fewest rows so far.
+
+    The new clients, those from ``population`` on, are dealt last: they never train.
+    """
+    home = [0] * len(sizes)
+    least = [(0, 0, rank) for rank in range(world)]  # rows, clients, process
+    for client in sorted(range(len(sizes)), key=lambda c: (c >= population, -sizes[c], c)):
+        rows, clients, rank = heapq.heappop(least)
+        home[client] = rank
+        heapq.heappush(least, (rows + sizes[client], clients + 1, rank))
+    return home
+
+
+class ShardedStates:
+    """The states of the clients of all processes: each process keeps and writes those of its own."""
+
+    def __init__(self, own: StateStore, home: Sequence[int]) -> None:
+        """``own`` is this process's; ``home`` the process of each client."""
+        self.own, self.kind, self.home = own, own.kind, home
+        self.took_part: set[int] = set()  # in any process
+
+    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
+        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, whoever wrote them."""
+        rank = ranks.rank()
+        self.own.open(folder, files, lambda client: self.home[client] == rank, rank, ranks.world())
+        self.took_part = {client for ids, _ in ranks.gather(self.own.ids(), {}) for client in ids}
+
+    def flush(self) -> list[dict[str, str]]:
+        """Let each process write what changed, and name the files that hold all states, oldest first."""
+        files = {entry["file"]: entry for entries, _ in ranks.gather(self.own.flush(), {}) for entry in entries}
+        return [files[name] for name in sorted(files, key=lambda name: (len(name), name))]
+
+
+class ShardedClients:
+    """The clients of all processes, seen from each of them.
+
+    A client has one home, fixed for the run, so that its state never moves. Every process is asked the same
+    and given the same answer, in the order of the clients asked for: a server that runs in every process
+    therefore needs no messages of its own.
+    """
+
+    def __init__(self, inner: Simulated) -> None:
+        """``inner`` runs the clients whose home is this process."""
+        self.inner, self.name = inner, inner.name
+        self.runner = getattr(inner, "runner", None)  # of this process
+        self.home = homes(inner.pool.train.sizes, inner.pool.num_clients, ranks.world())
+        self.store = ShardedStates(inner.store, self.home)
+        self.notes: list[str] = []
+
+    # --- the protocol -------------------------------------------------------------------------------------------
+
+    def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
+        """Let each process train its clients, then gather the uploads."""
+        mine, theirs = self._share(clients, own)
+        done = self.inner.train(round, mine, shared, theirs) if mine else None
+        said = done and {
+            "rows": sum(self.inner.pool.train.sizes[c] for c in mine),
+            "refused": list(done.refused.items()),
+            "logged": done.logged,
+            "padding_waste": done.padding_waste,
+            "host_breaks": done.host_breaks,
+        }
+        answers = [a for a in self._gather(said, done.uploads._asdict() if done else {}) if a[0]]
+        heads = [said for said, _ in answers]
+        stacked = tree.concat([part for _, part in answers])
+        ids = stacked["clients"].tolist()
+        self.store.took_part.update(ids)
+        place = {c: i for i, c in enumerate(clients)}
+        order = sorted(range(len(ids)), key=lambda i: place[ids[i]])
+        logged = {name: [v for said in heads for v in said["logged"][name]] for name in heads[0]["logged"]}
+        refused = {client: reason for said in heads for client, reason in said["refused"]}
+        rows = sum(said["rows"] for said in heads)
+        return Trained(
+            Uploads(**tree.take(stacked, torch.tensor(order, dtype=torch.int64))),
+            {c: refused[c] for c in clients if c in refused},
+            {name: [values[i] for i in order] for name, values in logged.items()},
+            sum(said["padding_waste"] * said["rows"] for said in heads) / rows if rows else 0.0,
+            sum(said["host_breaks"] for said in heads),
+        )
+
+    def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
+        """Let each process count for its clients, then gather the counts."""
+        mine, theirs = self._share(clients, own)
+        rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
+        for counted, _ in self._gather(self.inner.evaluate(round, mine, shared, theirs) if mine else [], {}):
+            for row in map(Evaluated._make, counted):
+                rows[row.client].append(row)
+        return [row for c in clients for row in rows[c]]
+
+    def took_part(self, client: int) -> bool:
+        """Whether an upload of this client was ever accepted."""
+        return client in self.store.took_part
+
+    def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
+        """The personal models themselves, one tree a client, in every process."""
+        mine, theirs = self._share(clients, own)
+        models = self.inner.personal(round, mine, shared, theirs) if mine else []
+        part = {"models": tree.stack(models)} if models else {}
+        found: dict[int, Tree] = {}
+        for ids, gathered in self._gather(mine, part):
+            if ids:
+                found |= zip(ids, tree.unstack(gathered["models"], len(ids)), strict=True)
+        return [found[c] for c in clients]
+
+    def _gather(self, value: Any, part: Tree) -> list[tuple[Any, Tree]]:
+        """A value and a tree from each process, and what it has to note."""
+        answers = ranks.gather([value, self.inner.notes], part, self.inner.root.device)
+        self.notes = list(dict.fromkeys(note for (_, notes), _ in answers for note in notes))
+        return [(value, part) for (value, _), part in answers]
+
+    def _share(self, clients: Sequence[int], own: Tree) -> tuple[list[int], Tree]:
+        """Those of the clients whose home is this process, and their rows of ``own``."""
+        places = [i for i, c in enumerate(clients) if self.home[c] == ranks.rank()]
+        return [clients[i] for i in places], tree.take(own, torch.tensor(places, dtype=torch.int64))

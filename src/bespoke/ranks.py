@@ -1,0 +1,215 @@
+"""The processes of one run: who is the first, and how each of them learns what the others have.
+
+``torchrun`` starts a program several times and numbers the processes. All of them call the functions here at
+the same places; in a run of one process they cost nothing. What travels is JSON text and the bytes of tensors,
+so nothing is unpickled: text by gloo, tensors by gloo on the CPU and by NCCL on CUDA.
+"""
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bespoke.core import tree
+from bespoke.core.tree import Tree
+from bespoke.errors import UserError
+
+PATIENCE = timedelta(seconds=10)
+
+
+class PeerLostError(UserError):
+    """Another process of the run went away; told only if that one could not tell why."""
+
+
+def join() -> None:
+    """Meet the other processes, if ``torchrun`` has started several and this one has not met them yet."""
+    several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and not _met():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(dist.destroy_process_group)
+
+
+def _met() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def world() -> int:
+    """How many processes share the run."""
+    return dist.get_world_size() if _met() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if _met() else 0
+
+
+def first() -> bool:
+    """Whether this is the process that writes and prints."""
+    return rank() == 0
+
+
+def own_gpu() -> torch.device:
+    """The GPU of this process: the one with its number on this machine."""
+    number, seen = _local_rank(), torch.cuda.device_count()
+    if number >= seen:
+        raise UserError(
+            f"process {number} of this machine has no GPU of its own, since torch sees {seen}: "
+            "start one process for each GPU, or use --device cpu"
+        )
+    device = torch.device("cuda", number)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", rank()))
+
+
+# --- what all processes come to know ------------------------------------------------------------------------------
+
+
+def gather(value: Any, part: Tree, device: torch.device | str = "cpu") -> list[tuple[Any, Tree]]:
+    """What each process has, in the order of their numbers: a JSON value, and a tree of tensors on ``device``."""
+    if world() == 1:
+        return [(value, part)]
+    flat = tree.flatten(part)
+    kinds = [[name, str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for name, leaf in flat.items()]
+    heads = [json.loads(text) for text in _texts(json.dumps([value, kinds]))]
+    lengths = [sum(_nbytes(dtype, shape) for _, dtype, shape in kinds) for _, kinds in heads]
+    content = torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *(_bytes(t, device) for t in flat.values())])
+    received = _exchange(content, lengths)
+    return [(value, _tree(kinds, content)) for (value, kinds), content in zip(heads, received, strict=True)]
+
+
+def from_first(value: Any) -> Any:
+    """The JSON value that the first process has."""
+    return gather(value, {})[0][0]
+
+
+def any_of(flag: bool) -> bool:
+    """Whether the flag holds in some process."""
+    if world() == 1:
+        return flag
+    found = torch.tensor(int(flag))
+    with _peers():
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
+
+
+def wait() -> None:
+    """Go on when all processes have come to this place."""
+    any_of(False)
+
+
+@contextlib.contextmanager
+def one_first() -> Iterator[None]:
+    """Let one process of each machine do a thing before the others: it writes the files that they then find."""
+    leads = world() == 1 or _local_rank() == 0
+    if not leads:
+        wait()
+    yield
+    if leads:
+        wait()
+
+
+def same(value: str) -> None:
+    """Refuse to go on with processes that would run something else."""
+    values = [found for found, _ in gather(value, {})]
+    for number, other in enumerate(values):
+        if other != values[0]:
+            raise UserError(f"all processes must do the same, but process 0 has {values[0]}, process {number} {other}")
+
+
+def _texts(text: str) -> list[str]:
+    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
+    with _peers():
+        dist.all_gather(lengths, torch.tensor([len(content)]))
+    return [t.numpy().tobytes().decode() for t in _exchange(content, [int(n) for n in lengths])]
+
+
+def _exchange(content: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """The bytes of each process, whose lengths are known: padded to the longest on their way."""
+    longest = max(lengths)
+    padded = content.new_zeros(longest)
+    padded[: len(content)] = content
+    received = [torch.empty_like(padded) for _ in lengths]
+    if longest:
+        with _peers():
+            dist.all_gather(received, padded)
+    return [t[:n] for t, n in zip(received, lengths, strict=True)]
+
+
+def _bytes(leaf: Tensor, device: torch.device | str) -> Tensor:
+    return leaf.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
+
+
+def _nbytes(dtype: str, shape: Sequence[int]) -> int:
+    kind: torch.dtype = getattr(torch, dtype)
+    return math.prod(shape) * kind.itemsize
+
+
+def _tree(kinds: list[tuple[str, str, list[int]]], content: Tensor) -> Tree:
+    parts = content.split([_nbytes(dtype, shape) for _, dtype, shape in kinds])
+    # Cloned, because a view of other numbers must begin where such a number may.
+    leaves = (
+        part.clone().view(getattr(torch, dtype)).reshape(shape)
+        for part, (_, dtype, shape) in zip(parts, kinds, strict=True)
+    )
+    return tree.unflatten({name: leaf for (name, _, _), leaf in zip(kinds, leaves, strict=True)})
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(
+            f"process {rank()} lost another process of this run, which ended without a word: killed, or out of memory; "
+            "go on from the last checkpoint with --resume"
+        ) from error
+
+
+# --- ending -------------------------------------------------------------------------------------------------------
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """End this process, and tell why if no other process has told its own reason already.
+
+    It ends at once, without the farewells that need the others; ``torchrun`` then ends those.
+    """
+    sys.stdout.flush()
+    if not _met():  # a mistake in the command itself, which every process finds
+        if os.environ.get("RANK") == "0":
+            _tell(text)
+        os._exit(code)
+    try:
+        marks = _marks()
+        if marks.add("claimed", 1) == 1:
+            _tell(text)
+            marks.set("told", "")
+        else:
+            marks.wait(["told"], PATIENCE)  # to end before the other has spoken could end it too
+    except RuntimeError:
+        _tell(text)  # who keeps the marks is gone: rather told twice than never
+    os._exit(code)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.__stderr__, flush=True)
+
+
+def _marks() -> dist.Store:
+    """What outlasts a process: ``torchrun`` keeps it, and without ``torchrun`` the first process."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, timeout=PATIENCE, wait_for_workers=False)
+    return dist.PrefixStore(f"bespoke/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
