@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -248,7 +249,9 @@ def test_the_library_follows_the_equations(case, variant, backend):
 
 
 def test_every_method_has_its_equations():
-    assert {case.partition("/")[0] for case in CASES} == set(ALGORITHMS)
+    more = [importlib.import_module(path.stem) for path in Path(__file__).parent.glob("test_baselines*.py")]
+    cases = [case for found in (CASES, *(module.CASES for module in more)) for case in found]
+    assert {case.partition("/")[0] for case in cases} == set(ALGORITHMS)
 
 
 def test_the_runs_have_partial_participation_and_someone_who_never_took_part():

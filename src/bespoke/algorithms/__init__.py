@@ -7,11 +7,16 @@ from typing import Any
 
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedcp import FedCP
+from bespoke.algorithms.fedpac import FedPAC
 from bespoke.algorithms.fedper import FedPer
+from bespoke.algorithms.fedproto import FedProto
 from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.fedrep import FedRep
+from bespoke.algorithms.gpfl import GPFL
 from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
+from bespoke.algorithms.moon import MOON
 from bespoke.core.algorithm import Algorithm
 
 Factory = Callable[..., Algorithm]
@@ -25,6 +30,11 @@ ALGORITHMS: dict[str, Factory] = {
     "fedrep": FedRep,
     "lg_fedavg": LGFedAvg,
     "ditto": Ditto,
+    "fedpac": FedPAC,
+    "fedproto": FedProto,
+    "moon": MOON,
+    "fedcp": FedCP,
+    "gpfl": GPFL,
 }
 
 
