@@ -43,7 +43,7 @@ CASES = {
     "fedpac": {"lam": 0.8, "head_epochs": 2, "head_lr": 0.3, "smallest": 0.1, "new_epochs": 4},
     "fedpac/all": {"lam": 3.0, "head_epochs": 1, "head_lr": 0.1, "smallest": 0.0, "new_epochs": 2, "new_part": "all"},
     "fedproto": {"lam": 1.5},
-    "fedproto/rows": {"lam": 1.0, "average": "rows"},
+    "fedproto/paper": {"lam": 1.0, "pull": "means", "average": "rows"},
     "moon": {"mu": 2.0, "tau": 0.5},
     "moon/ft": {"mu": 0.7, "tau": 1.3, "finetune_epochs": 2},
     "fedcp": {"lam": 5.0, "new_head_epochs": 4},
@@ -160,6 +160,7 @@ TWISTS = {
     ],
     "fedproto": [
         "no pull",
+        "other pull",
         "pull summed over features",
         "pulled to nothing",
         "mean over known rows alone",
@@ -170,7 +171,7 @@ TWISTS = {
         "own classes unheeded",
         "unseen unfitted",
     ],
-    "fedproto/rows": ["other average"],
+    "fedproto/paper": ["other average", "other pull", "mean over classes"],
     "moon": [
         "other weighting",
         "no contrast",
@@ -569,4 +570,6 @@ def test_prototypes_of_absent_classes():
     far = ((z[0] - now["prototype"][0]).square() + (z[3] - now["prototype"][0]).square()).sum() / (4 * 2)
     known = torch.tensor([1.0, 1.0, 0.0, 0.0])
     assert torch.allclose(prototypes.pull(z, batch, now["prototype"], known), far)
+    means = (mine["prototype"][0] - now["prototype"][0]).norm()
+    assert torch.allclose(prototypes.pull_means(z, batch, now["prototype"], known), means, atol=1e-7)
     assert prototypes.nearest(z, now["prototype"], known).argmax(dim=1).max() <= 1

@@ -207,7 +207,7 @@ def fedpac(problem, given, lam, head_epochs, head_lr, smallest, new_epochs, new_
 # --- FedProto -------------------------------------------------------------------------------------------------
 
 
-def fedproto(problem, given, lam, average="uniform", twist=""):
+def fedproto(problem, given, lam, pull="rows", average="uniform", twist=""):
     out, models = Outcome([], [], []), {}
     classes, d = problem.start["head.weight"].shape
     prototype, rows = np.zeros((classes, d)), np.zeros(classes)
@@ -218,11 +218,15 @@ def fedproto(problem, given, lam, average="uniform", twist=""):
         def loss(p, t):
             z = features(p, x)
             far = np.sum((z - prototype[y]) ** 2, axis=-1) * (rows[y] > 0 if twist != "pulled to nothing" else 1.0)
-            pull = np.mean(far, axis=-1) / (1.0 if twist == "pull summed over features" else d)
+            term = np.mean(far, axis=-1) / (1.0 if twist == "pull summed over features" else d)
             if twist == "mean over known rows alone":
-                pull = pull / max(np.mean(rows[y] > 0), 1e-9)
-            pull = 0.0 if twist == "no pull" else pull
-            return cross_entropy(classify(p, z), y) + lam * pull
+                term = term / max(np.mean(rows[y] > 0), 1e-9)
+            if (pull == "means") != (twist == "other pull"):
+                away = [z[..., y == c, :].mean(axis=-2) - prototype[c] for c in set(y) if rows[c] > 0]
+                term = sum(np.sqrt(np.sum(a * a, axis=-1) + 1e-8) for a in away)
+                term = term / max(len(away), 1) if twist == "mean over classes" else term
+            term = 0.0 if twist == "no pull" else term
+            return cross_entropy(classify(p, z), y) + lam * term
 
         start = problem.start if twist == "starts afresh each round" else models.get(k, problem.start)
         return fit(problem, loss, start, ALL, problem.epochs, twist)

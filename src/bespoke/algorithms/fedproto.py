@@ -23,18 +23,21 @@ class FedProto(Algorithm):
     | omega_i = (phi_i, nu_i), the local model | ``state["model"]`` |
     | C_i^(j), local prototypes | ``up["prototype"]`` (C, d), with ``up["rows"]`` the rows behind each |
     | C-bar^(j), global prototypes | ``down["prototype"]``; a class has one where ``down["rows"]`` > 0 |
-    | lambda | ``lam``: times the mean over rows and features, as in the released code |
+    | lambda | ``lam``: times what ``pull`` says |
 
-    Local prototypes come from one pass with the trained model (the released code: from the last epoch, each row before
-    its own step). ``average``: every owner of a class counts alike, as in the released code, or by its rows of the
-    class, as in the paper, without the paper's further 1 / (number of owners). ``[training] weighting`` has no say.
-    A class that nobody in a round has keeps its prototype. All clients start from the common weights. The first
-    prediction is the own head; then the nearest global prototype, of all classes and of the client's own classes. A
-    client that never took part trains a model from the common start in one pass under the pull.
+    ``pull = "rows"`` is the released code, the squared distance of each row's feature to its prototype, mean over rows
+    and features; ``"means"`` is the paper, the distance of a batch's class means, summed over classes. Local prototypes
+    come from one pass with the trained model (the released code: from the last epoch, each row before its own step).
+    ``average``: every owner of a class counts alike, as in the released code, or by its rows of the class, as in the
+    paper, without the paper's further 1 / (number of owners). ``[training] weighting`` has no say. A class that nobody
+    in a round has keeps its prototype. All clients start from the common weights. The first prediction is the own head;
+    then the nearest global prototype, of all classes and of the client's own classes. A client that never took part
+    trains a model from the common start in one pass under the pull.
     Bytes per client and round: C d + C numbers down; up d for each present class and C.
     """
 
     lam: float = knob(1.0, "strength of the pull to the prototypes", low=0)
+    pull: str = knob("rows", "what is pulled: each row, or a batch's class means", choices=("rows", "means"))
     average: str = knob("uniform", "how owners of a class are weighted", choices=("uniform", "rows"))
     private = ("model",)
 
@@ -57,10 +60,11 @@ class FedProto(Algorithm):
     def adapt(self, local, state, down):
         """A pass over the own model under the pull."""
         task, lam = local.task, self.lam
+        pull = prototypes.pull if self.pull == "rows" else prototypes.pull_means
 
         def loss(model, batch, prototype, rows):
             z = task.features(model, batch.x)
-            return cross_entropy(task.classify(model, z), batch) + lam * prototypes.pull(z, batch, prototype, rows)
+            return cross_entropy(task.classify(model, z), batch) + lam * pull(z, batch, prototype, rows)
 
         return {"model": local.sgd(loss, state["model"], down["prototype"], down["rows"])}
 

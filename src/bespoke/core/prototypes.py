@@ -48,6 +48,18 @@ def pull(z: Tensor, batch: Batch, prototype: Tensor, known: Tensor) -> Tensor:
     return masked_mean(distance * (known[batch.y] > 0), batch.mask)
 
 
+def pull_means(z: Tensor, batch: Batch, prototype: Tensor, known: Tensor) -> Tensor:
+    """Distance of the batch's class means to their prototypes, summed over classes: 0-d.
+
+    A class that is not ``known`` (C,) or has no real row in the batch adds nothing. Distances are rounded off below
+    1e-4: where a prototype has a single owner, the two points coincide at first, and the slope of a bare distance there
+    would be rounding errors scaled up to length one.
+    """
+    member = gaussian.one_hot(batch.y, batch.mask, len(known))
+    away = gaussian.class_means(z, member, prototype) - prototype
+    return ((away.square().sum(dim=1) + 1e-8).sqrt() * (known > 0) * (member.sum(dim=0) > 0)).sum()
+
+
 def combine(sent: Tree, weights: Tensor, before: Tree) -> Tree:
     """One set for all from those of K clients: sent (K, C, d) and (K, C), averaged by ``weights`` (K, C) of owners.
 
