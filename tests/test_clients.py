@@ -584,10 +584,12 @@ def test_clients_of_one_to_sixty_four_rows(name):
         clients = BACKENDS[backend](method, made, params, here, training, 7)
         server = method.server_init(made, params, population, rng.key(0))
         for round, cohort in ((1, [0, 2, 10, 5, 6]), (2, [9, 8, 7, 1, 0, 10])):
-            trained = clients.train(round, cohort, method.broadcast(server), {})
+            own = method.tailor(server, torch.tensor(cohort))
+            trained = clients.train(round, cohort, method.broadcast(server), own)
             assert not trained.refused
             server = method.aggregate(made, server, trained.uploads, rng.key(0))
-        rows = clients.evaluate(2, range(len(sizes)), method.broadcast(server), {})
+        own = method.tailor(server, torch.tensor([*range(population), -1]))
+        rows = clients.evaluate(2, range(len(sizes)), method.broadcast(server), own)
         assert clients.notes == []
         found[backend] = {"server": server, "states": {str(c): s for c, s in clients.states().items()}}, rows
     assert gap(found["loop"][0], found["batched"][0]) < 1e-11

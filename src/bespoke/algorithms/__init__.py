@@ -10,14 +10,19 @@ from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.fedbabu import FedBABU
 from bespoke.algorithms.fedbn import FedBN
+from bespoke.algorithms.fedcp import FedCP
 from bespoke.algorithms.fedlda import FedLDA
+from bespoke.algorithms.fedpac import FedPAC
 from bespoke.algorithms.fedpce import FedPCE
 from bespoke.algorithms.fedper import FedPer
+from bespoke.algorithms.fedproto import FedProto
 from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.fedrep import FedRep
 from bespoke.algorithms.fedrod import FedRoD
+from bespoke.algorithms.gpfl import GPFL
 from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
+from bespoke.algorithms.moon import MOON
 from bespoke.algorithms.per_fedavg import PerFedAvg
 from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.algorithms.pfedme import PFedMe
@@ -47,6 +52,11 @@ ALGORITHMS: dict[str, Factory] = {
     "fedrod": FedRoD,
     "fedbabu": FedBABU,
     "fedbn": FedBN,
+    "fedpac": FedPAC,
+    "fedproto": FedProto,
+    "moon": MOON,
+    "fedcp": FedCP,
+    "gpfl": GPFL,
 }
 
 

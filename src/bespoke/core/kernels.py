@@ -1,39 +1,21 @@
-"""One Triton kernel for what a step of SGD does to a leaf of all clients: imported only where CUDA is."""
+"""Kernels: how far two samples are from being alike."""
 
-import triton
-import triton.language as tl
+import torch
 from torch import Tensor
 
-_BLOCK = 1024
 
+def mmd(x: Tensor, y: Tensor, mask: Tensor, widths: tuple[float, ...] = (10.0, 15.0, 20.0, 50.0)) -> Tensor:
+    """Squared maximum mean discrepancy between the real rows of x and y (B, d), 0-d; ``mask`` (B,) serves both.
 
-@triton.jit(do_not_specialize=["size", "decay", "momentum"])
-def _sgd(
-    param, grad, moment, rate, active, size, decay, momentum,
-    MOMENT: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """g = grad + decay * param; m = momentum * m + g; param -= rate * m: in the lanes that are active."""
-    lane = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    if MASKED:
-        inside = inside & tl.load(active + lane)
-    place += lane * size
-    value = tl.load(param + place, mask=inside)
-    step = tl.load(grad + place, mask=inside) + decay * value
-    if MOMENT:
-        step += momentum * tl.load(moment + place, mask=inside)
-        tl.store(moment + place, step, mask=inside)
-    tl.store(param + place, value - tl.load(rate) * step, mask=inside)
+    The kernel is the sum of exp(-distance^2 / (2 width)) over the widths; a row's pair with itself counts.
+    """
+    origin = y.mean(dim=0).detach()  # distances need none, but near the origin they round least
+    x, y = x - origin, y - origin
 
+    def kernel(p: Tensor, q: Tensor) -> Tensor:
+        squares = p.square().sum(dim=1)[:, None] + q.square().sum(dim=1) - 2.0 * p @ q.T
+        squares = squares.clamp(min=0.0)  # rounding
+        return torch.stack([torch.exp(-squares / (2.0 * width)) for width in widths]).sum(dim=0)
 
-def sgd_in_place(
-    param: Tensor, grad: Tensor, moment: Tensor | None, rate: Tensor, active: Tensor | None, decay: float, mu: float
-) -> None:
-    """Update ``param`` and ``moment`` (K, ...) float32 in place along ``grad``; ``rate`` 0-d, ``active`` (K,) bool."""
-    lanes, size = len(param), param[0].numel()
-    grid = (triton.cdiv(size, _BLOCK), lanes)
-    _sgd[grid](
-        param, grad.contiguous(), moment, rate, active, size, decay, mu,
-        MOMENT=moment is not None, MASKED=active is not None, BLOCK=_BLOCK,
-    )  # fmt: skip
+    pairs = mask[:, None] * mask
+    return ((kernel(x, x) + kernel(y, y) - 2.0 * kernel(x, y)) * pairs).sum() / pairs.sum().clamp(min=1.0)

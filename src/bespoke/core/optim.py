@@ -111,7 +111,7 @@ def update_in_place(
 def _kernels() -> ModuleType | None:
     """The module of kernels, where Triton is there."""
     try:
-        from bespoke.core import kernels
+        from bespoke.core import fused
     except ImportError:
         return None
-    return kernels
+    return fused
