@@ -248,7 +248,10 @@ def test_the_library_follows_the_equations(case, variant, backend):
 
 
 def test_every_method_has_its_equations():
-    assert {case.partition("/")[0] for case in CASES} == set(ALGORITHMS)
+    import test_baselines3
+
+    cases = [*CASES, *test_baselines3.CASES]
+    assert {case.partition("/")[0] for case in cases} == set(ALGORITHMS)
 
 
 def test_the_runs_have_partial_participation_and_someone_who_never_took_part():

@@ -7,11 +7,16 @@ from typing import Any
 
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedep import FedEP
+from bespoke.algorithms.fedpa import FedPA
 from bespoke.algorithms.fedper import FedPer
 from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.fedrep import FedRep
 from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
+from bespoke.algorithms.pfedbred import PFedBreD
+from bespoke.algorithms.pfedgp import PFedGP
+from bespoke.algorithms.qlsd import QLSD
 from bespoke.core.algorithm import Algorithm
 
 Factory = Callable[..., Algorithm]
@@ -25,6 +30,14 @@ ALGORITHMS: dict[str, Factory] = {
     "fedrep": FedRep,
     "lg_fedavg": LGFedAvg,
     "ditto": Ditto,
+    "fedpa": FedPA,
+    "fedpa_ft": functools.partial(FedPA, finetune_epochs=5),
+    "fedep": FedEP,
+    "fedep_ft": functools.partial(FedEP, finetune_epochs=5),
+    "qlsd": QLSD,
+    "qlsd_ft": functools.partial(QLSD, finetune_epochs=5),
+    "pfedgp": PFedGP,
+    "pfedbred": PFedBreD,
 }
 
 

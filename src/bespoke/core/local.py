@@ -21,6 +21,7 @@ Loss = Callable[..., Tensor]
 Rate = float | tuple[float, float]
 Rates = Rate | dict[str, Rate]
 Step = Callable[..., Tree]
+Watch = Callable[[Tree, Tree, Batch], Tree]
 
 
 class Features(NamedTuple):
@@ -200,9 +201,30 @@ class Local:
         The optimiser starts fresh at each call unless ``keep_optimizer`` is set; then its moments stay on
         the client, by tag. Logs the mean loss over the rows seen.
         """
+        return self.trace(loss, params, None, {}, *consts, epochs=epochs, steps=steps, lr=lr, limit=limit, tag=tag)[0]
+
+    def trace(
+        self,
+        loss: Loss,
+        params: Tree,
+        watch: Watch | None,
+        seen: Tree,
+        *consts: Any,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: Rates | None = None,
+        limit: Tensor | None = None,
+        tag: int = 0,
+    ) -> tuple[Tree, Tree]:
+        """:meth:`sgd` for methods that use the iterates: the last one, and what ``watch`` made of all.
+
+        After each step ``seen = watch(seen, params, batch)``, a pure function like the loss.
+        """
         refuse_tensors(loss, Local, "loss")
+        if watch is not None:
+            refuse_tensors(watch, Local, "watch")
         if not params:
-            return params
+            return params, seen
         training, mapped = self.training, self.mapped
         slot = str(tag)
         moments = optim.init(training, params)
@@ -219,15 +241,16 @@ class Local:
                 "moments": moments,
                 "loss": carry["loss"] + value * rows,
                 "rows": carry["rows"] + rows,
+                "seen": carry["seen"] if watch is None else watch(carry["seen"], new, batch),
             }
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
-        carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero}
+        carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero, "seen": seen}
         carry = self._fold(step, carry, (rates, *consts), epochs, steps, limit, 1, tag)
         if training.keep_optimizer:
             self.moments = {**self.moments, slot: carry["moments"]}
         self.log(**{f"loss_{tag}" if tag else "loss": carry["loss"] / carry["rows"].clamp(min=1.0)})
-        return carry["params"]
+        return carry["params"], carry["seen"]
 
     def _rates(self, params: Tree, lr: Rates | None) -> Any:
         """The learning rate, one for all leaves or one for each: numbers outside vmap, 0-d tensors inside."""
