@@ -11,7 +11,9 @@ from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.fedbabu import FedBABU
 from bespoke.algorithms.fedbn import FedBN
 from bespoke.algorithms.fedcp import FedCP
+from bespoke.algorithms.fedep import FedEP
 from bespoke.algorithms.fedlda import FedLDA
+from bespoke.algorithms.fedpa import FedPA
 from bespoke.algorithms.fedpac import FedPAC
 from bespoke.algorithms.fedpce import FedPCE
 from bespoke.algorithms.fedper import FedPer
@@ -24,9 +26,12 @@ from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
 from bespoke.algorithms.moon import MOON
 from bespoke.algorithms.per_fedavg import PerFedAvg
+from bespoke.algorithms.pfedbred import PFedBreD
 from bespoke.algorithms.pfedfda import PFedFDA
+from bespoke.algorithms.pfedgp import PFedGP
 from bespoke.algorithms.pfedme import PFedMe
 from bespoke.algorithms.pfedvmp import PFedVMP
+from bespoke.algorithms.qlsd import QLSD
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
 
@@ -57,6 +62,14 @@ ALGORITHMS: dict[str, Factory] = {
     "moon": MOON,
     "fedcp": FedCP,
     "gpfl": GPFL,
+    "fedpa": FedPA,
+    "fedpa_ft": functools.partial(FedPA, finetune_epochs=5),
+    "fedep": FedEP,
+    "fedep_ft": functools.partial(FedEP, finetune_epochs=5),
+    "qlsd": QLSD,
+    "qlsd_ft": functools.partial(QLSD, finetune_epochs=5),
+    "pfedgp": PFedGP,
+    "pfedbred": PFedBreD,
 }
 
 

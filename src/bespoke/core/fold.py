@@ -26,7 +26,9 @@ def take_over(carry: Tree, out: Tree, _: tuple[Any, ...], active: Tensor | None)
     """A step's result is the next carry."""
     if out.keys() != carry.keys():
         raise ValueError(f"a step was given {sorted(carry)} and must return the same names, not {sorted(out)}")
-    return out if active is None else tree.map(lambda new, old: choose(active, new, old), out, carry)
+    if active is None:
+        return tree.map(lambda _, new: new, carry, out)  # in the carry's own order
+    return tree.map(lambda old, new: choose(active, new, old), carry, out)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value
+from torch.func import grad, grad_and_value, vmap
 
 from bespoke.core import optim, rng, tree
 from bespoke.core.closures import refuse_tensors
@@ -22,6 +22,7 @@ FEATURE_CHUNK = 256
 Loss = Callable[..., Tensor]
 Rate = float | tuple[float, float]
 Rates = Rate | dict[str, Rate]
+Watch = Callable[[Tree, Tree, Batch], Tree]
 
 
 class Features(NamedTuple):
@@ -150,9 +151,30 @@ class Local:
         The optimiser starts fresh at each call unless ``keep_optimizer`` is set; then its moments stay on
         the client, by tag. Logs the mean loss over the rows seen.
         """
+        return self.trace(loss, params, None, {}, *consts, epochs=epochs, steps=steps, lr=lr, limit=limit, tag=tag)[0]
+
+    def trace(
+        self,
+        loss: Loss,
+        params: Tree,
+        watch: Watch | None,
+        seen: Tree,
+        *consts: Any,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: Rates | None = None,
+        limit: Tensor | None = None,
+        tag: int = 0,
+    ) -> tuple[Tree, Tree]:
+        """:meth:`sgd` for methods that use the iterates: the last one, and what ``watch`` made of all.
+
+        After each step ``seen = watch(seen, params, batch)``, a pure function like the loss.
+        """
         refuse_tensors(loss, Local, "loss")
+        if watch is not None:
+            refuse_tensors(watch, Local, "watch")
         if not params:
-            return params
+            return params, seen
         training, mapped = self.training, self.mapped
         owned = mapped and self.runner.owns_carry
         slot = str(tag)
@@ -164,33 +186,33 @@ class Local:
 
         def step(carry: Tree, batch: Batch, rates: Any, *consts: Any) -> Tree:
             grads, value = gradient(loss, carry["params"], batch, consts)
-            return {"grads": grads, "loss": value, "rows": batch.mask.sum()}
+            out = {"grads": grads, "loss": value, "rows": batch.mask.sum()}
+            return out if watch is None else out | {"batch": batch}
 
         def finish(carry: Tree, out: Tree, consts: tuple[Any, ...], active: Tensor | None) -> Tree:
             leaves = list(tree.leaves(carry["params"]))
             moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
             grads, rates = list(tree.leaves(out["grads"])), consts[0]
-            seen = {"loss": carry["loss"] + out["loss"] * out["rows"], "rows": carry["rows"] + out["rows"]}
-            if active is not None:
-                seen = {name: choose(active, new, carry[name]) for name, new in seen.items()}
+            done = {"loss": carry["loss"] + out["loss"] * out["rows"], "rows": carry["rows"] + out["rows"]}
             if owned and optim.update_in_place(training, leaves, grads, moments, rates, active):
-                return carry | seen
-            new, kept = optim.update(training, leaves, grads, moments, rates, mapped)
-            done = {
-                "params": _refill(carry["params"], iter(new)),
-                "moments": _refill(carry["moments"], iter([t for name in moments for t in kept[name]])),
-            }
+                params = carry["params"]
+            else:
+                new, kept = optim.update(training, leaves, grads, moments, rates, mapped)
+                params = done["params"] = _refill(carry["params"], iter(new))
+                done["moments"] = _refill(carry["moments"], iter([t for name in moments for t in kept[name]]))
+            if watch is not None:
+                done["seen"] = (vmap(watch) if mapped else watch)(carry["seen"], params, out["batch"])
             if active is not None:
-                done = {name: tree.map(lambda x, old: choose(active, x, old), done[name], carry[name]) for name in done}
-            return done | seen
+                done = tree.map(lambda x, old: choose(active, x, old), done, {name: carry[name] for name in done})
+            return carry | done
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
-        carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero}
+        carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero, "seen": seen}
         carry = self._fold(step, finish, carry, (rates, *consts), epochs, steps, limit, 1, tag)
         if training.keep_optimizer:
             self.moments = {**self.moments, slot: carry["moments"]}
         self.log(**{f"loss_{tag}" if tag else "loss": carry["loss"] / carry["rows"].clamp(min=1.0)})
-        return carry["params"]
+        return carry["params"], carry["seen"]
 
     def _rates(self, params: Tree, lr: Rates | None) -> Any:
         """The learning rate, one for all leaves or one for each: numbers outside vmap, 0-d tensors inside."""
