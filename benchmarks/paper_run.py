@@ -7,8 +7,10 @@ of compiling kernels is that of a first run; it is shown beside the second, whic
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,10 @@ def measure(method: str, seed: int, precision: str, overrides: list[str]) -> dic
     command = [sys.executable, __file__, "--child", method, "--seeds", str(seed), "--precision", precision]
     for override in overrides:
         command += ["--set", override]
-    done = subprocess.run([*command, "--began", repr(time.time())], capture_output=True, text=True)
+    environment = dict(os.environ)  # Python's own cache of compiled modules, also where packages cannot be written to
+    environment.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / "bespoke-pycache"))
+    begin = ["--began", repr(time.time())]
+    done = subprocess.run([*command, *begin], capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -144,7 +144,7 @@ def test_a_models_own_choices_can_be_spelled_out(name):
 
 
 OTHER = {"hidden": 7, "width": 7, "stem": "cifar", "stem_pool": True, "final_norm": "map"}
-OTHER |= {"vectors": "glove.npy", "vocabulary": 3}
+OTHER |= {"vectors": "glove.npy", "vocabulary": 3, "dropout": 0.5}
 
 
 @pytest.mark.parametrize("name", MODELS)

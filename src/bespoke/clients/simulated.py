@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn import functional as F
 
 from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.clients.states import StateStore
@@ -18,7 +17,7 @@ from bespoke.core.data import Data, Pool, Rows, on_device
 from bespoke.core.lanes import Eager, Runner
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
-from bespoke.core.task import Task, arithmetic
+from bespoke.core.task import Task, arithmetic, row_losses
 from bespoke.core.tree import Tree
 
 TEST_CHUNK = 256
@@ -213,7 +212,7 @@ class Simulated(ABC):
                 named = predictions if isinstance(predictions, dict) else {"personal": predictions}
                 for view, logits in named.items():
                     right = (logits.argmax(dim=-1) == y) & torch.isfinite(logits).all(dim=-1)
-                    loss = F.cross_entropy(logits, y, reduction="none")
+                    loss = row_losses(logits, y)
                     part = {
                         "correct": (right.to(real.dtype) * real[rows]).sum(),
                         # where, not a product: padding must not turn an unsound loss into NaN, nor hide one

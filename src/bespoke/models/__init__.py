@@ -35,7 +35,9 @@ _STEM = {"stem": "cifar", "stem_pool": False, "final_norm": "none"}
 MODELS: dict[str, ModelSpec] = {
     "linear": ModelSpec(basic.linear, "one linear layer, nothing but a head: logistic regression"),
     "mlp": ModelSpec(basic.mlp, "one hidden layer", ("none", "group", "layer"), {"hidden": 64}),
-    "cnn": ModelSpec(cnn.cnn, "two convolutions and a hidden layer, from 4x4 up", _PLAIN, {"width": 16, "hidden": 64}),
+    "cnn": ModelSpec(
+        cnn.cnn, "two convolutions and a hidden layer, from 4x4 up", _PLAIN, {"width": 16, "hidden": 64, "dropout": 0.0}
+    ),
     "cifar_cnn": ModelSpec(cnn.cifar_cnn, "three convolutions, of FedPAC and pFedFDA for 32x32 images", _PLAIN),
     "emnist_cnn": ModelSpec(cnn.emnist_cnn, "two convolutions, of FedPAC and pFedFDA for 28x28 images", _PLAIN),
     "pfedvmp_cnn": ModelSpec(

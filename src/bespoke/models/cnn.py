@@ -53,6 +53,8 @@ def _net(
         body[f"fc{i}"] = layers.linear(units, outputs)
         body[f"fc{i}_relu"] = _relu(slope)
         units = outputs
+    if settings.dropout:
+        body["dropout"] = layers.Dropout(settings.dropout)
     return layers.Classifier(layers.Stages(body), layers.linear(units, num_classes))
 
 

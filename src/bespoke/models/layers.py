@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bespoke.core import rng
+from bespoke.core.task import Random
 from bespoke.errors import UserError
 from bespoke.models import fast
 
@@ -102,6 +104,23 @@ class GroupNorm(nn.GroupNorm):
 
     def _by_channel(self) -> tuple[Tensor, Tensor]:
         return self.weight, self.bias
+
+
+class Dropout(Random):
+    """Each value is zero with probability p in training, the others are raised to keep the mean; else the identity.
+
+    It draws in ``task.loss``, by the batch's key: a method whose own loss goes through ``task.features`` has none.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, ...) -> the same shape."""
+        if self.key is None:
+            return x
+        return x * (rng.uniform(self.key, x.shape, x.dtype) >= self.p) / (1.0 - self.p)
 
 
 class SharedGroupNorm(GroupNorm):

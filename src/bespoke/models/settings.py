@@ -13,6 +13,7 @@ class ModelSettings:
     norm: str = knob("", "normalisation layers: none, group, instance, layer or per_group; empty = the model's own")
     hidden: int = knob(0, "units of the hidden layer, which are the features; 0 = the model's own", low=0)
     width: int = knob(0, "channels of the first convolution; 0 = the model's own", low=0)
+    dropout: float = knob(0.0, "share of the features that is dropped in training", low=0, high=0.9)
     stem: str = knob(
         "",
         "first convolution of a ResNet: imagenet is 7x7, stride 2, with a max-pool, cifar is 3x3, stride 1, without; "
