@@ -30,7 +30,7 @@ def pack_maps(x, dtype):
 
 
 def pack_weight(weight, dtype):
-    return weight.to(dtype)
+    return weight.to(dtype, copy=True)
 
 
 def forward(maps, packed, bias, weight, conv):
@@ -250,6 +250,19 @@ def test_one_client_alone_is_the_same():
         alone = torch.autograd.grad(stage(*leaves), leaves)
         for a, m in zip(alone, mapped, strict=True):
             torch.testing.assert_close(a, m[i])
+
+
+@pytest.mark.usefixtures("reference")
+def test_gradients_outside_vmap_and_vmap_in_vmap():
+    x, w, b = drawn(2, 3, 1, 3, 6, 6), drawn(2, 4, 3, 3, 3), drawn(2, 4)
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    inner = vmap(lambda x, w, b: fast.conv_stage(x, w, b, 1, 0.1, "tf32"), (0, None, None))
+    got = vmap(inner)(*leaves)
+    wanted = torch.stack([plain_stage(x.flatten(0, 1), w, b, 1, 0.1) for x, w, b in zip(*leaves, strict=True)])
+    torch.testing.assert_close(got.flatten(1, 2), wanted, rtol=1e-4, atol=1e-4)
+    pairs = zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (got, wanted)), strict=True)
+    for g, e in pairs:
+        torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-3)
 
 
 # --- in models ----------------------------------------------------------------------------------------------
