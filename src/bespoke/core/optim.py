@@ -103,7 +103,7 @@ def update_in_place(
         return False
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         moment = moments["m"][i] if training.momentum else None
-        kernels.sgd_in_place(param, grad, moment, rate, active, training.weight_decay, training.momentum)
+        kernels.sgd_update(param, grad.contiguous(), moment, rate, active, training.weight_decay, training.momentum)
     return True
 
 

@@ -1,11 +1,11 @@
 """Layers that see all clients at once: under ``torch.func.vmap`` each is one kernel call, with its own gradient.
 
-A layer is written for one client, x (B, C, H, W), and has a vmap rule of its own, which hands the stacked tensors
-(K, B, C, H, W) to :mod:`bespoke.models.kernels`. Maps leave with channels last in memory, as the next layer
-wants them. Outside vmap K is 1.
+A layer is called for one client, x (B, C, H, W). It is a function of stacked tensors, (K, B, C, H, W) with K = 1, and
+its vmap rule makes K larger; :mod:`bespoke.models.kernels` does the work. Maps leave with channels last in memory, as
+the next layer wants them.
 
-A gradient is a second function with its own rule, since under ``vmap(grad(...))`` the backward pass is mapped too.
-Neither has a second derivative.
+A gradient is a second function with the same rule, since under ``vmap(grad(...))`` the backward pass is mapped too.
+It has no derivative itself.
 """
 
 import os
@@ -63,13 +63,14 @@ def conv_stage(
     """
     dtype = _OPERANDS[precision]
     conv = Conv(1, padding, True, slope, dtype, torch.float32 if last else dtype)
-    return _Convolution.apply(x, weight, bias, conv)[0]
+    return _Convolution.apply(x[None], weight[None], bias[None], conv)[0].squeeze(0)
 
 
 def conv2d(x: Tensor, weight: Tensor, stride: int, padding: int, precision: str) -> Tensor:
     """Convolution without bias: x (B, C, H, W) -> (B, outputs, H', W') in the precision's type."""
     dtype = _OPERANDS[precision]
-    return _Convolution.apply(x, weight, None, Conv(stride, padding, False, 0.0, dtype, dtype))[0]
+    conv = Conv(stride, padding, False, 0.0, dtype, dtype)
+    return _Convolution.apply(x[None], weight[None], None, conv)[0].squeeze(0)
 
 
 def norm(
@@ -83,7 +84,10 @@ def norm(
     precision: str,
 ) -> Tensor:
     """GroupNorm with scale and shift (C,) [plus ``residual``] [then ReLU]: x (B, C, H, W) -> the same shape."""
-    return _Norm.apply(x, residual, scale, shift, Norm(groups, eps, relu, residual is not None, _OPERANDS[precision]))
+    adds = residual is not None
+    norm = Norm(groups, eps, relu, adds, _OPERANDS[precision])
+    added = residual[None] if residual is not None else None
+    return _Norm.apply(x[None], added, scale[None], shift[None], norm)[0].squeeze(0)
 
 
 def norm_fits(x: Tensor, groups: int) -> bool:
@@ -94,22 +98,16 @@ def norm_fits(x: Tensor, groups: int) -> bool:
 # --- between one client and many ----------------------------------------------------------------------------
 
 
-def _stack(tensors: tuple[Any, ...], in_dims: tuple[Any, ...], size: int) -> list[Any]:
-    """Each tensor with the clients in front, as a view; one that all share is not copied."""
-    return [
-        t if not isinstance(t, Tensor) else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=True)
+def _map(function: type[Function], info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+    """A vmap rule: the mapped axis and the clients' axis become one; a tensor that all share is not copied."""
+    size = info.batch_size
+    stacked = [
+        t
+        if not isinstance(t, Tensor)
+        else (t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
+        for t, dim in zip(inputs, in_dims, strict=True)
     ]
-
-
-def _alone(batched: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The outputs of a batched function for one client."""
-    return tuple(out[0] for out in batched(*(t[None] if isinstance(t, Tensor) else t for t in inputs)))
-
-
-def _mapped(batched: Any, info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The outputs of a batched function for all clients, and where their client axis is: what a vmap rule gives."""
-    outputs = batched(*_stack(inputs, in_dims, info.batch_size))
+    outputs = tuple(out.unflatten(0, (size, -1)) for out in function.apply(*stacked))
     return outputs, (0,) * len(outputs)
 
 
@@ -162,19 +160,21 @@ def _convolve_back(
 
 
 class _Convolution(Function):
+    """(x, weight, bias or None, Conv) -> (y, code, maps, packed)."""
+
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return _alone(_convolve, inputs)
+        return _convolve(*inputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return _mapped(_convolve, info, in_dims, inputs)
+        return _map(_Convolution, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, weight, _, ctx.conv = inputs
         _, code, maps, packed = output
-        ctx.weight = tuple(weight.shape)
+        ctx.weight = tuple(weight.shape[1:])
         ctx.mark_non_differentiable(code, maps, packed)
         ctx.save_for_backward(code, x, maps, packed)
 
@@ -188,11 +188,11 @@ class _Convolution(Function):
 class _ConvolutionGradient(Function):
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return _alone(_convolve_back, inputs)
+        return _convolve_back(*inputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return _mapped(_convolve_back, info, in_dims, inputs)
+        return _map(_ConvolutionGradient, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -223,19 +223,20 @@ def _normalise_back(
 
 
 class _Norm(Function):
+    """(x, residual or None, scale, shift, Norm) -> (y,)."""
+
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return _alone(_normalise, inputs)[0]
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _normalise(*inputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        (y,), _ = _mapped(_normalise, info, in_dims, inputs)
-        return y, 0
+        return _map(_Norm, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, _, scale, shift, ctx.norm = inputs
-        ctx.save_for_backward(x, output if ctx.norm.adds else None, scale, shift)
+        ctx.save_for_backward(x, output[0] if ctx.norm.adds else None, scale, shift)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -246,11 +247,11 @@ class _Norm(Function):
 class _NormGradient(Function):
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return _alone(_normalise_back, inputs)
+        return _normalise_back(*inputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return _mapped(_normalise_back, info, in_dims, inputs)
+        return _map(_NormGradient, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
