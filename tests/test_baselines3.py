@@ -33,7 +33,7 @@ from test_golden import (
     training,
 )
 
-from bespoke.algorithms import ALGORITHMS
+from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.fedep import FedEP
 from bespoke.algorithms.fedpa import FedPA
@@ -44,6 +44,7 @@ from bespoke.core import gp, langevin, polya_gamma, posterior, rng, tree
 from bespoke.core.algorithm import Uploads
 from bespoke.core.data import Data
 from bespoke.core.local import Local
+from bespoke.experiment import experiments_folder, load
 
 # --- random draws, as arrays for the equations ------------------------------------------------------------------
 
@@ -785,3 +786,15 @@ def test_a_client_never_seen_is_treated_like_any_other(name):
     fed.clients.train(1, [1], *down)
     assert fed.clients.took_part(1)
     assert same_bits(before, fed.clients.personal(1, [1], *down)[0])
+
+
+@pytest.mark.parametrize("name", ["fedpa_ft", "fedep_ft", "qlsd_ft", "pfedgp", "pfedbred"])
+def test_the_settings_of_pfedvmps_comparison_load(name, tmp_path):
+    folder = experiments_folder() / "pfedvmp" / "algorithms"
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / f"{name}.toml").write_text((folder / f"{name}.toml").read_text())
+    (tmp_path / "some.toml").write_text("[training]\nrounds = 1000\nlr = 0.01\nbatch = 10\n")
+    loaded, source = load(tmp_path / "some.toml", name)
+    assert source == str(tmp_path / "algorithms" / f"{name}.toml")
+    assert (loaded.algorithm_name, type(loaded.method)) == (name, method_class(name))
+    assert loaded.training.lr == (0.05 if name == "pfedgp" else 0.01)  # its own optimiser, or the paper's for all

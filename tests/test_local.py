@@ -602,6 +602,49 @@ def test_the_logged_loss_is_the_mean_over_the_rows_seen(backend):
         assert found[client] == pytest.approx(total / rows, abs=1e-12)
 
 
+def note_iterates(seen, params, batch):
+    """The sum of all iterates, and the last one with its step's number."""
+    return {"sum": tree.add(seen["sum"], params), "last": params, "step": batch.step}
+
+
+def trace_model(local, down):
+    start = down["model"]
+    seen = {"sum": tree.zeros_like(start), "last": start, "step": torch.zeros_like(local.n)}
+    params, seen = local.trace(local.task.loss, start, note_iterates, seen)
+    return {"params": params, **seen, "step": seen["step"].double()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_traced_pass_is_sgd_and_sees_every_iterate_of_a_clients_own_steps(backend):
+    training = Training(batch=4, epochs=2, lr=0.3, momentum=0.5)
+    down = {"model": params()}
+    traced = emit(trace_model, backend, training, down=down).uploads.tree
+    plain = emit(train_model, backend, training, down=down).uploads.tree
+    assert all(torch.equal(traced["params"][name], value) for name, value in plain.items())
+    for client, n in enumerate(SIZES):
+        steps = 2 * math.ceil(n / min(4, n))
+        assert traced["step"][client] == steps - 1  # other clients of the block may take more
+        iterates = [
+            emit(
+                lambda local, down, s=s: {"model": local.sgd(local.task.loss, down["model"], steps=s)},
+                "loop",
+                training,
+                down=down,
+            )
+            for s in range(1, steps + 1)
+        ]
+        for name in plain:
+            total = sum(each.uploads.tree["model"][name][client] for each in iterates)
+            assert (traced["sum"][name][client] - total).abs().max() < 1e-12
+            assert torch.equal(traced["last"][name][client], plain[name][client])
+
+
+def test_a_watch_that_closes_over_a_tensor_is_refused():
+    local, anchor = desk(), torch.ones(2)
+    with pytest.raises(TypeError, match="the watch closes over the tensor 'anchor'"):
+        local.trace(local.task.loss, params(), lambda seen, p, batch: {"s": seen["s"] + anchor}, {"s": anchor})
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("lr", [None, 0.1])
 def test_finetune_trains_all_or_the_head(backend, lr):

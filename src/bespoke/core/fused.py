@@ -9,7 +9,7 @@ _BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["size"])
-def _sgd(  # type: ignore[no-untyped-def]
+def _sgd(
     param, grad, moment, rate, active, param_stride, grad_stride, moment_stride, rate_stride, size, decay, momentum,
     DECAY: tl.constexpr, MOMENTUM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -18,7 +18,7 @@ def draw(c: Tensor, key: Tensor, terms: int = 64) -> Tensor:
     """A draw of PG(1, c) for each entry of c (T, n) float64, its row's own key folded in: padding changes no draw.
 
     The first ``terms`` of the sum of exponentials that defines the variable, and the mean of the rest in their place;
-    what is lost is their variance, below 1e-5 of the whole.
+    what is lost is their variance, below 1e-5 of the whole for c up to 10.
     """
     rows, places = torch.arange(c.shape[0], device=c.device), torch.arange(terms, device=c.device)
     keys = rng.fold_in(rng.fold_in(key, rows), places[:, None])  # (terms, T, 2)
