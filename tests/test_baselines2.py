@@ -124,9 +124,14 @@ def differences(case, variant, backend, twist=""):
     return worst
 
 
+def grouped(*values):
+    """Arguments of a test that shares its runs with others of the same method."""
+    return pytest.param(*values, marks=pytest.mark.xdist_group(values[0].partition("/")[0]))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("variant", ["plain", "momentum"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [grouped(case) for case in CASES])
 def test_the_library_follows_the_equations(case, variant, backend):
     found = differences(case, variant, backend)
     assert max(found.values()) < 1e-10, found
@@ -218,9 +223,9 @@ TWISTS = {
     ],
     "gpfl/lagged": ["contexts of the other time", "other magnitude"],
 }
-MISTAKES = [(case, "plain", twist) for case, twists in TWISTS.items() for twist in twists]
-MISTAKES += [(case, "momentum", "no momentum") for case in ("fedproto", "moon", "fedcp", "gpfl")]
-MISTAKES += [(case, "momentum", "no weight decay") for case in ("fedproto", "moon", "fedcp", "gpfl")]
+MISTAKES = [grouped(case, "plain", twist) for case, twists in TWISTS.items() for twist in twists]
+MISTAKES += [grouped(case, "momentum", "no momentum") for case in ("fedproto", "moon", "fedcp", "gpfl")]
+MISTAKES += [grouped(case, "momentum", "no weight decay") for case in ("fedproto", "moon", "fedcp", "gpfl")]
 
 
 @pytest.mark.parametrize(("case", "variant", "twist"), MISTAKES)
