@@ -121,7 +121,7 @@ def count_right(run, model, client):
 @pytest.mark.parametrize("name", list(algorithms.ALGORITHMS))
 def test_the_models_are_those_that_were_evaluated(name, tmp_path):
     """New and unseen clients among them, for which models are adapted first."""
-    model = {"name": "mlp", "hidden": 5, "norm": "layer" if name == "fedpce" else "none"}
+    model = {"name": "mlp", "hidden": 5, "norm": "layer"}  # what every method can use
     spec = experiment(name, model=model, data={"new_clients": 1}, rate=0.4, rounds=2)
     run = bespoke.run(spec, tmp_path)
     assert {row["group"] for row in run.folder.clients()} == {"train", "unseen", "new"}

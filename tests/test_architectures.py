@@ -272,8 +272,8 @@ def test_shapes(name, settings, shape, layers, wanted):
 
 
 def test_the_audio_net_has_eleven_layers():
-    kinds = [type(layer) for layer in module_of("audio_cnn", (1, 49, 40)).body]
-    assert kinds.count(nn.Conv2d) + kinds.count(nn.MaxPool2d) == 11
+    body = module_of("audio_cnn", (1, 49, 40)).body
+    assert sum(isinstance(layer, nn.Conv2d | nn.MaxPool2d) for layer in body) == 11
 
 
 # --- norms --------------------------------------------------------------------------------------------------

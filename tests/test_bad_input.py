@@ -213,6 +213,7 @@ def test_a_client_of_another_kind(client, words):
         ({"algorithm": bespoke.FedRep}, ["takes a method or its name"]),
         ({"device": "gpu"}, ["no device 'gpu'"]),
         ({"backend": "fast"}, ["no backend 'fast'"]),
+        ({"states": "ram"}, ["states cannot be kept on 'ram'", "device, host, disk"]),
     ],
 )
 def test_wrong_arguments_of_federate(settings, words):

@@ -70,6 +70,7 @@ def test_help_names_every_command_and_option():
         "set",
         "backend",
         "device",
+        "states",
         "seed",
         "seeds",
         "out",
@@ -203,6 +204,15 @@ def test_unknown_backend_and_device_are_told(path):
     assert "no backend 'gpu': use one of batched, loop" in command("run", path, "--backend", "gpu").sentence
     assert "no device 'gpu': use cpu, cuda or auto" in command("run", path, "--device", "gpu").sentence
     assert not Path("runs").exists()
+
+
+def test_states_are_kept_where_they_are_wanted(path):
+    for kind in ("device", "disk"):
+        ok("run", path, "--states", kind, "--algorithm", "fedrep", "--out", kind)
+        assert RunFolder(kind).read_json("environment.json")["states"] == kind
+    assert_same_result("disk", "device")
+    found = command("run", path, "--states", "tape").sentence
+    assert "states cannot be kept on 'tape': use one of device, host, disk" in found
 
 
 def test_cuda_without_cuda_is_told(path, monkeypatch):

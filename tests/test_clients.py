@@ -37,6 +37,17 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
+class NormedNet(Net):
+    """For methods that need a normalisation layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.body(x))))
+
+
 @functools.cache
 def task():
     return Task(Net, "head", CLASSES, dtype=torch.float64)
@@ -330,6 +341,28 @@ def test_the_first_state_is_made_for_the_client_and_kept(backend):
     assert [clients.states()[c]["state"]["count"].item() for c in EVERYONE] == [1, 2, 1, 2, 1]
 
 
+@pytest.mark.parametrize("branches", [False, True])
+def test_first_states_of_a_block_are_made_at_once_where_they_can_be(branches):
+    calls = []
+
+    class Counts(Toy):
+        def client_init(self, task, params, client):
+            calls.append(client)
+            known = client if not branches or client >= 0 else torch.full_like(client, -1)
+            return super().client_init(task, params, known)
+
+    def update(local, state, down):
+        return state, {"client": state["client"]}
+
+    clients = make("batched", Counts(update), pool=functools.partial(pool, population=4))
+    clients.train(1, [1], {}, {})
+    calls.clear()
+    trained = clients.train(2, EVERYONE, {}, {})  # one of them has a state already
+    assert trained.uploads.tree["client"].tolist() == [0, 1, 2, 3, -1]
+    assert clients.mappable and not clients.notes
+    assert len(calls) == (2 + 4 if branches else 2)  # two blocks, then one after another for the four without a state
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("settings", [{}, {"keep_optimizer": True, "momentum": 0.9, "clip": 0.5}])
 def test_restored_clients_go_on_as_if_nothing_had_happened(backend, settings):
@@ -539,31 +572,24 @@ def test_probes_agree():
     assert gap(found["batched"], found["loop"]) < 1e-12
 
 
-class NormNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.norm, self.head = nn.Linear(INPUTS, 4), nn.LayerNorm(4), nn.Linear(4, CLASSES)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.norm(self.body(x))))
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_clients_of_one_to_sixty_four_rows(name):
     """Every size at once, several rounds, all blocks, a new client: the two ways give the same numbers."""
     sizes = (1, 2, 3, 5, 8, 13, 21, 33, 50, 63, 64, 9)
     here, population = pool(sizes, (2,) * len(sizes), len(sizes) - 1), len(sizes) - 1
     method, training = ALGORITHMS[name](), Training(lr=0.1, batch=16, momentum=0.5)
-    made = Task(NormNet, "head", CLASSES, dtype=torch.float64) if name == "fedpce" else task()
+    made = Task(NormedNet, "head", CLASSES, dtype=torch.float64)
     params, found = made.init(rng.key(2)), {}
     for backend in BACKENDS:
         clients = BACKENDS[backend](method, made, params, here, training, 7)
         server = method.server_init(made, params, population, rng.key(0))
         for round, cohort in ((1, [0, 2, 10, 5, 6]), (2, [9, 8, 7, 1, 0, 10])):
-            trained = clients.train(round, cohort, method.broadcast(server), {})
+            own = method.tailor(server, torch.tensor(cohort))
+            trained = clients.train(round, cohort, method.broadcast(server), own)
             assert not trained.refused
             server = method.aggregate(made, server, trained.uploads, rng.key(0))
-        rows = clients.evaluate(2, range(len(sizes)), method.broadcast(server), {})
+        own = method.tailor(server, torch.tensor([*range(population), -1]))
+        rows = clients.evaluate(2, range(len(sizes)), method.broadcast(server), own)
         assert clients.notes == []
         found[backend] = {"server": server, "states": {str(c): s for c, s in clients.states().items()}}, rows
     assert gap(found["loop"][0], found["batched"][0]) < 1e-11

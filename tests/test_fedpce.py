@@ -284,7 +284,7 @@ def test_the_first_and_the_last_round_of_the_schedule():
     clients = BACKENDS["loop"](METHOD, norm_task(), norm_start(), pool(), training, 0)
     data = clients.data(pool().train.client(0), torch.tensor(5), {})
     for round, want in ((1, (1e-4, 1e-2, 0.1)), (501, (5.05e-5, 5.0005e-3, 0.05005)), (1001, (1e-6, 1e-6, 1e-4))):
-        desk = clients.desk(round, data, rng.key(0), {}, [5], False)
+        desk = clients.desk(clients.clock(round), data, rng.key(0), {}, 5, 5)
         found = [desk._rates({}, pair) for pair in ((1e-4, 1e-6), (1e-2, 1e-6), (0.1, 1e-4))]
         assert found == pytest.approx(want, rel=1e-9)
 

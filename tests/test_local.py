@@ -603,17 +603,18 @@ def test_the_logged_loss_is_the_mean_over_the_rows_seen(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_finetune_trains_all_or_the_head(backend):
+@pytest.mark.parametrize("lr", [None, 0.1])
+def test_finetune_trains_all_or_the_head(backend, lr):
     training = Training(batch=64, epochs=1, lr=0.3)
     for part in ("all", "head"):
 
         def work(local, down, part=part):
-            return local.finetune(down["model"], 3, part)
+            return local.finetune(down["model"], 3, part, lr=lr)
 
         up = emit(work, backend, training, down={"model": params()}).uploads.tree
-        rates = dict.fromkeys(params(), 0.3) if part == "all" else dict.fromkeys(task().body_names, 0.0)
+        rates = {} if part == "all" else dict.fromkeys(task().body_names, 0.0)
         for client in range(len(SIZES)):
-            full = {n: rates.get(n, 0.3) for n in params()}
+            full = {n: rates.get(n, lr or 0.3) for n in params()}
             want = torch_training(client, params(), training, 3, full)
             assert all((up[leaf][client] - value).abs().max() < 1e-12 for leaf, value in want.items())
 
@@ -639,6 +640,27 @@ def test_features_are_those_of_all_rows_in_order(backend, chunk, monkeypatch):
         assert (found["z"][client][:n] - task().features(params(), pool().x[rows])).abs().max() < 1e-12
         assert torch.equal(found["y"][client][:n], pool().y[rows])
         assert found["mask"][client].tolist() == [1.0] * n + [0.0] * (max(SIZES) - n)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("chunk", [4, 256])
+def test_the_gradient_of_all_rows(backend, chunk, monkeypatch):
+    """It is that of the mean over a client's own rows, however they are cut and padded."""
+    monkeypatch.setattr(local_module, "FEATURE_CHUNK", chunk)
+    clients = BACKENDS[backend](Emit(), task(), params(), pool(), Training(batch=2), seed=5)
+    loss = lambda p, batch, scale: scale * task().loss(p, batch)  # noqa: E731
+
+    def look(local, state, down):
+        return local.gradient(loss, down["model"], down["scale"])
+
+    found = clients.probe(look, range(len(SIZES)), {"model": params(), "scale": torch.tensor(2.0).double()}, {})
+    for client in range(len(SIZES)):
+        rows = pool().train.client(client)
+        leaves = {name: leaf.clone().requires_grad_() for name, leaf in params().items()}
+        value = 2.0 * F.cross_entropy(task().logits(leaves, pool().x[rows]), pool().y[rows])
+        for (name, leaf), want in zip(found.items(), torch.autograd.grad(value, list(leaves.values())), strict=True):
+            assert (leaf[client] - want).abs().max() < 1e-12, name
+            assert want.abs().max() > 1e-3
 
 
 def test_features_are_taken_without_augmentation():

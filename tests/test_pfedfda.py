@@ -52,7 +52,7 @@ def folds_of(played, count):
         rows = clients.pool.train.client(client)
         data = clients.data(rows, torch.tensor(len(rows)), {})
         key = rng.stream(clients.root, {"train": rng.TRAIN, "eval": rng.EVAL}[purpose], round, torch.tensor(client))
-        return clients.desk(round, data, key, {}, [len(rows)], False).folds(count).numpy()
+        return clients.desk(clients.clock(round), data, key, {}, len(rows), len(rows)).folds(count).numpy()
 
     return folds
 

@@ -43,7 +43,8 @@ def test_arithmetic_is_leaf_by_leaf():
     assert not flat(tree.zeros_like(a)).any()
     assert tree.sq_dist(a, b).item() == pytest.approx(((x - y) ** 2).sum(), rel=1e-12)
     assert tree.sq_norm(a).item() == pytest.approx((x**2).sum(), rel=1e-12)
-    assert tree.sq_dist(a, b).shape == tree.sq_norm(a).shape == ()
+    assert tree.dot(a, b).item() == pytest.approx((x * y).sum(), rel=1e-12)
+    assert tree.sq_dist(a, b).shape == tree.sq_norm(a).shape == tree.dot(a, b).shape == ()
 
 
 def test_names_count_and_not_their_order():

@@ -5,16 +5,27 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
+from bespoke.algorithms.apfl import APFL
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedbabu import FedBABU
+from bespoke.algorithms.fedbn import FedBN
+from bespoke.algorithms.fedcp import FedCP
 from bespoke.algorithms.fedlda import FedLDA
+from bespoke.algorithms.fedpac import FedPAC
 from bespoke.algorithms.fedpce import FedPCE
 from bespoke.algorithms.fedper import FedPer
+from bespoke.algorithms.fedproto import FedProto
 from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.fedrep import FedRep
+from bespoke.algorithms.fedrod import FedRoD
+from bespoke.algorithms.gpfl import GPFL
 from bespoke.algorithms.lg_fedavg import LGFedAvg
 from bespoke.algorithms.local import LocalOnly
+from bespoke.algorithms.moon import MOON
+from bespoke.algorithms.per_fedavg import PerFedAvg
 from bespoke.algorithms.pfedfda import PFedFDA
+from bespoke.algorithms.pfedme import PFedMe
 from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
@@ -35,6 +46,17 @@ ALGORITHMS: dict[str, Factory] = {
     "fedlda": FedLDA,
     "fedpce": FedPCE,
     "pfedvmp": PFedVMP,
+    "apfl": APFL,
+    "pfedme": PFedMe,
+    "per_fedavg": PerFedAvg,
+    "fedrod": FedRoD,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
+    "fedpac": FedPAC,
+    "fedproto": FedProto,
+    "moon": MOON,
+    "fedcp": FedCP,
+    "gpfl": GPFL,
 }
 
 

@@ -6,6 +6,7 @@ from typing import final
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
+from bespoke.core.steps import near
 
 
 @final
@@ -42,11 +43,7 @@ class Ditto(Algorithm):
         return {"personal": self._personal_pass(local, state["personal"], down["model"])}, {"model": model}
 
     def _personal_pass(self, local, v, anchor):
-        task, lam = local.task, self.lam
-
-        def tied(v, batch, anchor):
-            return task.loss(v, batch) + 0.5 * lam * tree.sq_dist(v, anchor)
-
+        tied = near(local.task.loss, self.lam)
         return local.sgd(tied, v, anchor, epochs=self.personal_epochs or None, tag=1)
 
     def adapt(self, local, state, down):

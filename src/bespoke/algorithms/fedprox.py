@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import final
 
-from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
+from bespoke.core.steps import near
 
 
 @final
@@ -33,12 +33,7 @@ class FedProx(Algorithm):
 
     def client_update(self, local, state, down):
         """Train near the received model and send the result back."""
-        task, mu = local.task, self.mu
-
-        def proximal(w, batch, anchor):
-            return task.loss(w, batch) + 0.5 * mu * tree.sq_dist(w, anchor)
-
-        return state, {"model": local.sgd(proximal, down["model"], down["model"])}
+        return state, {"model": local.sgd(near(local.task.loss, self.mu), down["model"], down["model"])}
 
     def personalize(self, local, state, down):
         """The global model, fine-tuned (without the term) if asked."""

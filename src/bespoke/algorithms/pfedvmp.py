@@ -5,10 +5,10 @@ from typing import final
 
 import torch
 
-from bespoke.core import gaussian, tree
+from bespoke.core import gaussian, prototypes, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy, masked_mean
+from bespoke.core.task import cross_entropy
 
 
 @final
@@ -56,8 +56,7 @@ class PFedVMP(Algorithm):
 
         def loss(params, batch, centroid, known):
             z = task.features(params, batch.x)
-            pull = (z - centroid[batch.y]).square().mean(dim=1) * known[batch.y]
-            return cross_entropy(task.classify(params, z), batch) + xi * masked_mean(pull, batch.mask)
+            return cross_entropy(task.classify(params, z), batch) + xi * prototypes.pull(z, batch, centroid, known)
 
         params = local.sgd(loss, down["body"] | state["head"], down["centroid"], down["known"])
         z, y, mask = local.features(params)
@@ -95,6 +94,5 @@ class PFedVMP(Algorithm):
     def predict(self, task, personal, x):
         """Logits of the head; and minus the squared distance to each known centroid."""
         z = task.features(personal["model"], x)
-        near = -(z[:, None, :] - personal["centroid"]).square().sum(dim=-1)
-        near = torch.where(personal["known"] > 0, near, torch.full_like(near, -1e30))
+        near = prototypes.nearest(z, personal["centroid"], personal["known"])
         return {"personal": task.classify(personal["model"], z), "centroid": near}

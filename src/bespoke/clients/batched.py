@@ -88,7 +88,9 @@ class BatchedClients(Simulated):
         idle = self.runner.lanes(count) - count
         call = call.part([*range(count), *[count - 1] * idle])  # an idle lane repeats the last client, to no effect
         group = call.clients
-        width = call.width or self.runner.width(max(sizes)) + self.padding
+        # What is recorded for this block serves others too, so it may know no more of the sizes than this.
+        fewest, most = min(pool.train.sizes), self.runner.width(max(sizes))
+        width = call.width or most + self.padding
         ids = on_device(torch.tensor(list(group)), device)
         lanes = {
             "data": pool.train.block(group, width),
@@ -102,12 +104,11 @@ class BatchedClients(Simulated):
             "own": call.own,
         }
         same = {"shared": call.shared, "clock": self.clock(call.round)}
-        fewest = min(pool.train.sizes)
 
         def one(lane: Tree, same: Tree) -> Tree:
             rows, n = lane["data"]
             data, extra, stored = self.data(rows, n, lane["extra"]), lane["extra"], lane["stored"]
-            local = self.desk(same["clock"], data, lane["key"], stored["moments"], fewest, max(sizes), self.runner)
+            local = self.desk(same["clock"], data, lane["key"], stored["moments"], fewest, most, self.runner)
             held_out = {name: self.data(rows, n, extra) for name, (rows, n) in lane["splits"].items()}
             out = call.fn(local, held_out, stored["state"], same["shared"] | lane["own"])
             breaks.append(local.breaks)

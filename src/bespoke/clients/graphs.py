@@ -38,6 +38,8 @@ def _slots(active: int, lanes: int) -> int:
 class Graphs(Eager):
     """Runs blocks on CUDA: the first of a kind eagerly, then each shape is recorded once and replayed."""
 
+    owns_carry = True
+
     def __init__(self, device: torch.device, most: int, largest: int, record: bool, notes: list[str]) -> None:
         """``most`` is the number of clients in the largest block, ``largest`` of rows of the largest client."""
         super().__init__(_slots)
@@ -306,7 +308,9 @@ class _Program:
 
     def _once(self, lanes: int) -> None:
         carry, inputs = self._view(lanes)
-        torch._foreach_copy_(carry, self._advance(carry, inputs, self._t, True))
+        new = self._advance(carry, inputs, self._t, True)
+        changed = [(old, x) for old, x in zip(carry, new, strict=True) if x is not old]
+        torch._foreach_copy_([old for old, _ in changed], [x for _, x in changed])
         self._t.add_(1)
 
     def _view(self, lanes: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -315,7 +319,8 @@ class _Program:
 
     def _record(self, lanes: int) -> None:
         carry, inputs = self._view(lanes)
-        self._advance(carry, inputs, self._t, True)  # loads kernels and libraries, which cannot be recorded
+        # Loads kernels and libraries, which cannot be recorded.
+        self._advance([x.clone() for x in carry], inputs, self._t, True)
         try:
             self._memory.start()
             self._once(lanes)

@@ -44,10 +44,14 @@ def prior(y: Tensor, mask: Tensor, classes: int, smooth: float) -> Tensor:
     return share / share.sum()
 
 
+def own_prior(local: Local, smooth: float) -> Tensor:
+    """A client's own class shares (C,), smoothed."""
+    return prior(local.data.y[local.data.rows], local.data.mask(), local.task.num_classes, smooth)
+
+
 def log_prior(local: Local, smooth: float) -> Tensor:
     """Logarithm of a client's own class shares (C,), smoothed."""
-    y = local.data.y[local.data.rows]
-    return prior(y, local.data.mask(), local.task.num_classes, smooth).log()
+    return own_prior(local, smooth).log()
 
 
 def identity(task: Task) -> Tensor:
@@ -94,11 +98,20 @@ def shrink(cov: Tensor, amount: float) -> Tensor:
     return (1.0 - amount) * cov + amount * level * torch.eye(d, dtype=cov.dtype, device=cov.device)
 
 
-def solve(cov: Tensor, right: Tensor) -> Tensor:
-    """cov^-1 right for positive definite cov (..., d, d) and right (..., d, k), by Cholesky."""
-    factor, _ = torch.linalg.cholesky_ex(cov)
+def factorise(cov: Tensor) -> Tensor:
+    """The lower Cholesky factor of positive definite cov (..., d, d)."""
+    return torch.linalg.cholesky_ex(cov)[0]
+
+
+def solve_factored(factor: Tensor, right: Tensor) -> Tensor:
+    """cov^-1 right for the Cholesky factor (..., d, d) of cov and right (..., d, k)."""
     half = torch.linalg.solve_triangular(factor, right, upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
+def solve(cov: Tensor, right: Tensor) -> Tensor:
+    """cov^-1 right for positive definite cov (..., d, d) and right (..., d, k), by Cholesky."""
+    return solve_factored(factorise(cov), right)
 
 
 def lda_head(stats: Gaussians, log_prior: Tensor, amount: float = 1e-4) -> Head:

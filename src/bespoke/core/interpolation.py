@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bespoke.core.gaussian import Gaussians, shrink, solve
+from bespoke.core.gaussian import Gaussians, factorise, shrink, solve_factored
 
 GRID, HALVINGS = 21, 17  # 0.1 / 2**17 < 1e-6
 PLANE, SWEEPS, AHEAD = 11, 4, 32.0  # two betas: an 11 x 11 grid, then coordinate steps, each sweep drawn out so far
@@ -44,48 +44,52 @@ class _Objective(NamedTuple):
     def _evaluate(self, beta: Tensor, along: Tensor | None) -> Tensor:
         total = torch.zeros_like(beta[:, 0])
         by_mean, by_cov = beta[:, :, None, None].unbind(dim=1)  # (g, 1, 1)
+        own_mean, own_cov = (torch.stack(parts)[:, None] for parts in zip(*(f.stats for f in self.folds), strict=True))
         global_cov = shrink(self.shared.cov, self.amount)
-        for stats, weight in self.folds:
-            mean_gap, cov_gap = stats.mean - self.shared.mean, shrink(stats.cov, self.amount) - global_cov
-            mean = self.shared.mean + by_mean * mean_gap  # (g, C, d)
-            cov = global_cov + by_cov * cov_gap  # (g, d, d)
-            w = solve(cov, mean.mT)  # (g, d, C)
-            bias = -0.5 * (mean * w.mT).sum(dim=-1) + self.log_prior
-            logits = self.z @ w + bias[:, None, :]  # (g, n, C)
-            share = weight / weight.sum().clamp(min=1.0)
-            if along is None:
-                own = logits.gather(-1, self.y[None, :, None].expand(len(logits), -1, 1))[..., 0]
-                total = total + ((torch.logsumexp(logits, dim=-1) - own) * share).sum(dim=-1)
-                continue
+        mean_gap, cov_gap = own_mean - self.shared.mean, shrink(own_cov, self.amount) - global_cov
+        mean = self.shared.mean + by_mean * mean_gap  # (folds, g, C, d)
+        factor = factorise(global_cov + by_cov * cov_gap)  # (folds, g, d, d)
+        w = solve_factored(factor, mean.mT)  # (folds, g, d, C)
+        bias = -0.5 * (mean * w.mT).sum(dim=-1) + self.log_prior
+        logits = self.z @ w + bias[..., None, :]  # (folds, g, n, C)
+        place = self.y[:, None].expand(*logits.shape[:-1], 1)
+        if along is None:
+            loss = torch.logsumexp(logits, dim=-1) - logits.gather(-1, place)[..., 0]
+        else:
             along_mean, along_cov = along[:, :, None, None].unbind(dim=1)
             d_mean, d_cov = along_mean * mean_gap, along_cov * cov_gap
-            d_w = solve(cov, d_mean.mT - d_cov @ w)
+            d_w = solve_factored(factor, d_mean.mT - d_cov @ w)
             d_bias = -0.5 * ((d_mean * w.mT).sum(dim=-1) + (mean * d_w.mT).sum(dim=-1))
-            d_logits = self.z @ d_w + d_bias[:, None, :]
-            d_own = d_logits.gather(-1, self.y[None, :, None].expand(len(logits), -1, 1))[..., 0]
-            change = (torch.softmax(logits, dim=-1) * d_logits).sum(dim=-1) - d_own
-            total = total + (change * share).sum(dim=-1)
+            d_logits = self.z @ d_w + d_bias[..., None, :]
+            loss = (torch.softmax(logits, dim=-1) * d_logits).sum(dim=-1) - d_logits.gather(-1, place)[..., 0]
+        for fold, values in zip(self.folds, loss, strict=True):
+            total = total + (values * (fold.held_out / fold.held_out.sum().clamp(min=1.0))).sum(dim=-1)
         return total
 
 
 def _bisect(objective: _Objective, beta: Tensor, along: Tensor, back: float, ahead: float) -> Tensor:
     """Move each of ``beta`` (g, 2) to where the derivative along its direction (g, 2) changes sign.
 
-    At most so far back and ahead; never uphill, and never out of [0, 1].
+    At most so far back and ahead; never uphill, and never out of [0, 1]. Two halvings at a time: the derivative is
+    taken at the quarters, all at once, and the first halving says which of the outer two counts.
     """
     ends, fixed = torch.stack([-beta, 1.0 - beta]) / along, along == 0
     low = torch.where(fixed, -back, ends.amin(dim=0)).amax(dim=1).clamp(min=-back)[:, None]
     high = torch.where(fixed, ahead, ends.amax(dim=0)).amin(dim=1).clamp(max=ahead)[:, None]
-    for _ in range(HALVINGS + 1):
-        middle = (low + high) / 2
-        falling = objective.slope(beta + middle * along, along)[:, None] < 0
-        low, high = torch.where(falling, middle, low), torch.where(falling, high, middle)
+    quarters = 0.25 * torch.arange(1, 4, dtype=beta.dtype, device=beta.device)
+    for _ in range(-(-(HALVINGS + 1) // 2)):
+        places = (low + (high - low) * quarters)[..., None]  # (g, 3, 1)
+        tried = (beta[:, None] + places * along[:, None]).flatten(0, 1)
+        falling = objective.slope(tried, along.repeat_interleave(3, dim=0)).reshape(-1, 3) < 0
+        first, second, third = falling.unbind(dim=1)
+        quarter = torch.where(second, 2 + third.long(), first.long())[:, None]
+        low, high = low + (high - low) * (0.25 * quarter), low + (high - low) * (0.25 * (quarter + 1))
     found = beta + (low + high) / 2 * along
     # An end of the interval is a candidate too: there the derivative need not vanish.
     found = torch.where(found < 1e-6, torch.zeros_like(found), found)
     found = torch.where(found > 1.0 - 1e-6, torch.ones_like(found), found)
-    better = objective(found) < objective(beta) - TIE
-    return torch.where(better[:, None], found, beta)
+    before, after = objective(torch.cat([beta, found])).chunk(2)
+    return torch.where((after < before - TIE)[:, None], found, beta)
 
 
 def _best(beta: Tensor, losses: Tensor) -> Tensor:
@@ -110,10 +114,10 @@ def cross_validated_beta(
     objective = _Objective(ready, prepared(shared), z.double() - centre, y, log_prior.double(), amount)
     if two:
         axis, step = torch.linspace(0.0, 1.0, PLANE, dtype=torch.float64, device=z.device), 1.0 / (PLANE - 1)
-        plane = torch.cartesian_prod(axis, axis)
+        plane = torch.cartesian_prod(axis, axis).reshape(PLANE, PLANE, 2)
         by_mean, by_cov = (unit[None] for unit in torch.eye(2, dtype=torch.float64, device=z.device))
         # For each beta of the means the best of the covariance: valleys may be narrower than the grid.
-        line = _best(plane.reshape(PLANE, PLANE, 2), objective(plane).reshape(PLANE, PLANE))
+        line = _best(plane, torch.stack([objective(row) for row in plane]))
         line = _bisect(objective, line, by_cov.expand(PLANE, 2), step, step)
         beta = _best(line, objective(line))[None]
         for _ in range(SWEEPS):

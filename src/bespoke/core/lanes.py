@@ -39,6 +39,8 @@ class Job:
 class Runner(Protocol):
     """Who runs loops for the lanes."""
 
+    owns_carry: bool  # a step may overwrite the carry that it is given
+
     def out(self, work: Work, lanes: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
         """Do ``work`` between two mapped parts."""
         ...
@@ -55,6 +57,8 @@ def exactly(active: int, lanes: int) -> int:
 
 class Eager:
     """Step after step, with the finished lanes dropped. ``sizes`` are the clients' rows, largest first."""
+
+    owns_carry = False
 
     def __init__(self, slots: Callable[[int, int], int] = exactly) -> None:
         """``slots(active, lanes)`` is the number of lanes to run when so many of them are active."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad, grad_and_value
 
 from bespoke.core import optim, rng, tree
 from bespoke.core.closures import refuse_tensors
@@ -154,6 +154,7 @@ class Local:
         if not params:
             return params
         training, mapped = self.training, self.mapped
+        owned = mapped and self.runner.owns_carry
         slot = str(tag)
         moments = optim.init(training, params)
         if kept := self.moments.get(slot):  # by name: a tree read from a file may be in another order
@@ -168,14 +169,20 @@ class Local:
         def finish(carry: Tree, out: Tree, consts: tuple[Any, ...], active: Tensor | None) -> Tree:
             leaves = list(tree.leaves(carry["params"]))
             moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
-            new, kept = optim.update(training, leaves, list(tree.leaves(out["grads"])), moments, consts[0], mapped)
+            grads, rates = list(tree.leaves(out["grads"])), consts[0]
+            seen = {"loss": carry["loss"] + out["loss"] * out["rows"], "rows": carry["rows"] + out["rows"]}
+            if active is not None:
+                seen = {name: choose(active, new, carry[name]) for name, new in seen.items()}
+            if owned and optim.update_in_place(training, leaves, grads, moments, rates, active):
+                return carry | seen
+            new, kept = optim.update(training, leaves, grads, moments, rates, mapped)
             done = {
                 "params": _refill(carry["params"], iter(new)),
                 "moments": _refill(carry["moments"], iter([t for name in moments for t in kept[name]])),
-                "loss": carry["loss"] + out["loss"] * out["rows"],
-                "rows": carry["rows"] + out["rows"],
             }
-            return done if active is None else tree.map(lambda new, old: choose(active, new, old), done, carry)
+            if active is not None:
+                done = {name: tree.map(lambda x, old: choose(active, x, old), done[name], carry[name]) for name in done}
+            return done | seen
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
         carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero}
@@ -202,19 +209,20 @@ class Local:
             rate = self.lr if start is None else self.lr * (start / base)
         return rate if self.mapped else rate.item()
 
-    def finetune(self, params: Tree, epochs: int, part: str = "all", tag: int = 0) -> Tree:
-        """Train all parameters, or the head alone, for so many epochs with the task's own loss."""
+    def finetune(self, params: Tree, epochs: int, part: str = "all", tag: int = 0, lr: Rates | None = None) -> Tree:
+        """Train all parameters, or the head alone, for so many epochs with the task's own loss; ``lr`` as in `sgd`."""
         if epochs == 0:
             return params
         loss = self.task.loss
         if part == "all":
-            return self.sgd(loss, params, epochs=epochs, tag=tag)
+            return self.sgd(loss, params, epochs=epochs, tag=tag, lr=lr)
         head = self.sgd(
             lambda h, batch, rest: loss(rest | h, batch),
             self.task.head(params),
             params,
             epochs=epochs,
             tag=tag,
+            lr=lr,
         )
         return params | head
 
@@ -222,14 +230,27 @@ class Local:
 
     def features(self, params: Tree) -> Features:
         """Features of all train rows with the body's parameters, in the order of the client's list."""
-        index = torch.arange(self.data.width, device=self.key.device)
-        parts = []
         with torch.no_grad():
-            for i, rows in enumerate(index.split(FEATURE_CHUNK)):
-                key = rng.fold_in(rng.fold_in(self.key, -2), i)  # tags are not negative
-                x, y = self.data.gather(rows, key, train=False)
-                parts.append((self.task.features(params, x), y))
+            parts = [(self.task.features(params, part.x), part.y) for part in self._chunks()]
         return Features(torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts]), self.data.mask())
+
+    def gradient(self, loss: Loss, params: Tree, *consts: Any) -> Tree:
+        """The gradient at ``params`` of ``loss(params, batch, *consts)``, a mean over rows, for all train rows at once.
+
+        Without augmentation, and so without chance.
+        """
+        total = tree.zeros_like(params)
+        for part in self._chunks():
+            total = tree.add(total, grad(loss)(params, part, *consts), part.mask.sum() / self.n)
+        return total
+
+    def _chunks(self) -> Iterator[Batch]:
+        """All train rows, padding included, in the order of the client's list."""
+        mask = self.data.mask()
+        for i, rows in enumerate(torch.arange(self.data.width, device=self.key.device).split(FEATURE_CHUNK)):
+            key = rng.fold_in(rng.fold_in(self.key, -2), i)  # tags are not negative
+            x, y = self.data.gather(rows, key, train=False)
+            yield Batch(x, y, mask[rows], rows, torch.full_like(self.n, i), key)
 
     def folds(self, k: int, tag: int = 0) -> Tensor:
         """k stratified folds of the train rows: bool (k, width), each real row in exactly one fold.

@@ -4,6 +4,8 @@ The rule is written once, for one client and for lanes of clients, with torch's 
 """
 
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -80,3 +82,36 @@ def update(
         m = _add(grads, moments["m"], training.momentum)
         return _add(params, m, descent), {"m": m}
     return _add(params, grads, descent), {}
+
+
+def update_in_place(
+    training: Training,
+    params: list[Tensor],
+    grads: list[Tensor],
+    moments: dict[str, list[Tensor]],
+    rate: Rate | Sequence[Rate],
+    active: Tensor | None,
+) -> bool:
+    """The same for lanes on CUDA where ``active`` (K,), as one kernel a leaf; False, and nothing done, if it cannot be.
+
+    ``params`` and ``moments`` (K, ...) are overwritten.
+    """
+    if training.optimizer != "sgd" or training.clip or not isinstance(rate, Tensor) or not params[0].is_cuda:
+        return False
+    kernels = _kernels()
+    if params[0].dtype != torch.float32 or kernels is None:
+        return False
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        moment = moments["m"][i] if training.momentum else None
+        kernels.sgd_in_place(param, grad, moment, rate, active, training.weight_decay, training.momentum)
+    return True
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """The module of kernels, where Triton is there."""
+    try:
+        from bespoke.core import fused
+    except ImportError:
+        return None
+    return fused

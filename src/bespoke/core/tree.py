@@ -119,6 +119,11 @@ def sq_norm(a: Tree) -> Tensor:
     return torch.stack([x.square().sum() for x in leaves(a)]).sum()
 
 
+def dot(a: Tree, b: Tree) -> Tensor:
+    """Inner product of two trees, a 0-d tensor."""
+    return torch.stack([x.sum() for x in leaves(map(torch.mul, a, b))]).sum()
+
+
 def mean(stacked: Tree, weights: Tensor) -> Tree:
     """Weighted mean over the leading axis of a stacked tree; ``weights`` [K] need not sum to one.
 

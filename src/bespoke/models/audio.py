@@ -30,4 +30,4 @@ def audio_cnn(settings: ModelSettings, input_shape: Sequence[int], num_classes: 
         body[f"relu{i}"] = nn.ReLU()
         channels = outputs
     body["mean"] = layers.MeanPool()
-    return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(channels, num_classes)))
+    return layers.he_init(layers.Classifier(layers.Stages(body), layers.linear(channels, num_classes)))

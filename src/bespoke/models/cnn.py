@@ -47,7 +47,7 @@ def _net(
         body[f"relu{i}"] = _relu(slope)
         body[f"pool{i}"] = layers.max_pool(2)
         channels, height, width = stage.channels, stage.side(height), stage.side(width)
-    body["flatten"] = nn.Flatten()
+    body["flatten"] = layers.Flatten()
     units = channels * height * width
     for i, outputs in enumerate(hidden, 1):
         body[f"fc{i}"] = layers.linear(units, outputs)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+_LARGEST_GROUP = 1 << 14  # numbers
 _OPERANDS = {"tf32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -28,6 +29,16 @@ class Conv(NamedTuple):
     slope: float
     operands: torch.dtype
     result: torch.dtype
+
+
+class Norm(NamedTuple):
+    """What a normalisation is beside its tensors; ``adds`` a residual."""
+
+    groups: int
+    eps: float
+    relu: bool
+    adds: bool
+    operands: torch.dtype
 
 
 def kernels() -> Any:
@@ -59,6 +70,25 @@ def conv2d(x: Tensor, weight: Tensor, stride: int, padding: int, precision: str)
     """Convolution without bias: x (B, C, H, W) -> (B, outputs, H', W') in the precision's type."""
     dtype = _OPERANDS[precision]
     return _Convolution.apply(x, weight, None, Conv(stride, padding, False, 0.0, dtype, dtype))[0]
+
+
+def norm(
+    x: Tensor,
+    residual: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    eps: float,
+    relu: bool,
+    precision: str,
+) -> Tensor:
+    """GroupNorm with scale and shift (C,) [plus ``residual``] [then ReLU]: x (B, C, H, W) -> the same shape."""
+    return _Norm.apply(x, residual, scale, shift, Norm(groups, eps, relu, residual is not None, _OPERANDS[precision]))
+
+
+def norm_fits(x: Tensor, groups: int) -> bool:
+    """Whether one group of one image of x (B, C, H, W) is small enough for the kernels, which hold it at once."""
+    return x[0].numel() // groups <= _LARGEST_GROUP
 
 
 # --- between one client and many ----------------------------------------------------------------------------
@@ -163,6 +193,64 @@ class _ConvolutionGradient(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
         return _mapped(_convolve_back, info, in_dims, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no second derivative."""
+
+
+# --- normalisation ------------------------------------------------------------------------------------------
+
+
+def _normalise(x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm) -> tuple[Tensor, ...]:
+    """-> y (K, B, C, H, W)."""
+    maps = _channels_last(x, norm.operands)
+    added = None if residual is None else _channels_last(residual, norm.operands)
+    return (_channels_second(kernels().norm(maps, added, scale, shift, norm.groups, norm.eps, norm.relu)),)
+
+
+def _normalise_back(
+    dy: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm
+) -> tuple[Tensor, ...]:
+    """-> dx, dresidual (absent without one), dscale, dshift."""
+    dy, maps = _channels_last(dy, norm.operands), _channels_last(x, norm.operands)
+    out = None if y is None else _channels_last(y, norm.operands)
+    dx, dresidual, dscale, dshift = kernels().norm_gradient(
+        dy, maps, out, scale, shift, norm.groups, norm.eps, norm.relu
+    )
+    added = _absent(dx) if dresidual is None else _channels_second(dresidual)
+    return _channels_second(dx).to(x.dtype), added, dscale, dshift
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return _alone(_normalise, inputs)[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        (y,), _ = _mapped(_normalise, info, in_dims, inputs)
+        return y, 0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, _, scale, shift, ctx.norm = inputs
+        ctx.save_for_backward(x, output if ctx.norm.adds else None, scale, shift)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        dx, added, dscale, dshift = _NormGradient.apply(dy, *ctx.saved_tensors, ctx.norm)
+        return dx, added if ctx.norm.adds else None, dscale, dshift, None
+
+
+class _NormGradient(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _alone(_normalise_back, inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        return _mapped(_normalise_back, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

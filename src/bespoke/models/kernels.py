@@ -44,12 +44,19 @@ def _power(n: int, low: int = 16, high: int = 1 << 30) -> int:
 def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int) -> Blocks:
     """Block sizes by shape: the table of measured choices. ``kind`` is forward, weight or input."""
     if kind == "forward" and conv.pooled:
-        width = _power(columns, high=32)
-        chosen = Blocks(128 if rows >= 512 else 64, width, 32 if depth <= 160 else 64, 8 if rows >= 512 < depth else 4)
+        if columns >= 64:
+            chosen = Blocks(64, 64, 32)
+        elif rows >= 4096:
+            chosen = Blocks(128, _power(columns, high=32), 32, 4, 2)
+        else:
+            chosen = Blocks(128, _power(columns, high=32), 64, 8)
     elif kind == "weight" and conv.pooled:
-        chosen = Blocks(64, _power(columns, high=32), 64)
+        if columns >= 64:
+            chosen = Blocks(128, 64, 128, 8) if rows <= 512 else Blocks(128, 32, 64)
+        else:
+            chosen = Blocks(64, _power(columns, high=32), 64)
     elif kind == "input" and conv.pooled:
-        chosen = Blocks(128 if rows >= 1024 else 64, _power(columns, high=64), 32, 8 if rows >= 1024 else 4, 2)
+        chosen = Blocks(64, 128, 32, 4, 2) if columns >= 128 else Blocks(128, _power(columns, high=64), 32)
     elif kind == "weight":
         tall = _power(rows, low=64, high=128)
         chosen = Blocks(tall, _power(columns, high=128), 64, 8 if tall * min(columns, 128) >= 128 * 128 else 4)
@@ -186,11 +193,11 @@ def _chosen(gradient, code, slope):
     return tl.where((code & 4) > 0, value, value * slope)
 
 
-@triton.jit(do_not_specialize=["rows", "rows_each", "H", "W", "OH", "OW"])
+@triton.jit(do_not_specialize=["splits", "rows", "rows_each", "H", "W", "OH", "OW"])
 def _weight_gradient(
-    x, dy, code, parts, bias_parts, x_stride, slope, rows, rows_each, H, W, OH, OW,
+    x, dy, code, parts, bias_parts, x_stride, slope, splits, rows, rows_each, H, W, OH, OW,
     C: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr, SPLITS: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Parts of the gradient (place in the patch and channel, output), each over ``rows_each`` output pixels.
@@ -234,7 +241,7 @@ def _weight_gradient(
         else:
             acc0 = tl.dot(a, g, acc0, input_precision=TYPE)
     WINDOW: tl.constexpr = 4 if POOL else 1
-    place = parts + (client * SPLITS + split) * (WINDOW * DEPTH * OUTP) + k[:, None] * OUTP + n[None, :]
+    place = parts + (client * splits + split) * (WINDOW * DEPTH * OUTP) + k[:, None] * OUTP + n[None, :]
     inside = (k < DEPTH)[:, None]
     tl.store(place, acc0, mask=inside)
     if POOL:
@@ -242,13 +249,13 @@ def _weight_gradient(
         tl.store(place + 2 * DEPTH * OUTP, acc2, mask=inside)
         tl.store(place + 3 * DEPTH * OUTP, acc3, mask=inside)
         if tl.program_id(0) // COLUMNS == 0:
-            tl.store(bias_parts + (client * SPLITS + split) * OUTP + n, tl.sum(bias, 0))
+            tl.store(bias_parts + (client * splits + split) * OUTP + n, tl.sum(bias, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _sum_parts(
-    parts, bias_parts, dw, db, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, SPLITS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
+    parts, bias_parts, dw, db, splits, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Sums the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
     client = tl.program_id(2).to(tl.int64)
@@ -261,8 +268,8 @@ def _sum_parts(
     SIZE: tl.constexpr = HEIGHT * WIDTH * CP * OUTP
     inside = (j < C * KH * KW)[:, None] & (n < OUTP)[None, :]
     total = tl.zeros((BJ, BN), tl.float32)
-    parts += client * (SPLITS * WINDOW * SIZE)
-    for split in range(SPLITS):
+    parts += client * splits * (WINDOW * SIZE)
+    for split in range(splits):
         for q in tl.static_range(WINDOW):
             row = ((u + q // 2) * WIDTH + v + q % 2) * CP + c
             place = parts + (split * WINDOW + q) * SIZE + row[:, None] * OUTP + n[None, :]
@@ -272,8 +279,8 @@ def _sum_parts(
     if POOL:  # noqa: SIM102 - decided when compiling
         if tl.program_id(0) == 0:
             bias = tl.zeros((BN,), tl.float32)
-            for split in range(SPLITS):
-                bias += tl.load(bias_parts + (client * SPLITS + split) * OUTP + n, mask=n < OUTP, other=0.0)
+            for split in range(splits):
+                bias += tl.load(bias_parts + (client * splits + split) * OUTP + n, mask=n < OUTP, other=0.0)
             tl.store(db + client * OUT + n, bias, mask=n < OUT)
 
 
@@ -336,6 +343,86 @@ def _input_gradient(
     inside = (m < rows)[:, None] & (ci < C)[None, :] & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
     place = client * (rows // (JH * JW)) * (H * W * C) + ((b[:, None] * H + iy) * W + ix) * C + ci[None, :]
     tl.store(dx + place, acc.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _total(per_channel, WHOLE: tl.constexpr):
+    """Sums over a group: of all its channels, if it has more than one."""
+    if WHOLE:
+        return tl.zeros_like(per_channel) + tl.sum(per_channel, 0)
+    return per_channel
+
+
+@triton.jit
+def _standardise(x, inside, count, eps, WHOLE: tl.constexpr):
+    """x (pixels, channels) with mean 0 and variance 1 in each group, and 1 / standard deviation (channels,)."""
+    mean = _total(tl.sum(x, 0), WHOLE) / count
+    centred = tl.where(inside, x - mean[None, :], 0.0)
+    rate = tl.rsqrt(_total(tl.sum(centred * centred, 0), WHOLE) / count + eps)
+    return centred * rate[None, :], rate
+
+
+@triton.jit(do_not_specialize=["batch", "pixels"])
+def _norm(
+    x, residual, scale, shift, y, scale_stride, shift_stride, eps, batch, pixels,
+    C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """One group, or BC channels that are each a group, of one image (pixels, C): normalise, [add,] [ReLU]."""
+    image = tl.program_id(0).to(tl.int64)
+    client = image // batch
+    WIDTH: tl.constexpr = GROUP if WHOLE else BC
+    p, own = tl.arange(0, BP), tl.arange(0, BC)
+    c = tl.program_id(1) * WIDTH + own
+    channel = (c < C) & (own < WIDTH)
+    inside = (p < pixels)[:, None] & channel[None, :]
+    place = image * pixels * C + p[:, None] * C + c[None, :]
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    value, _ = _standardise(value, inside, pixels * GROUP, eps, WHOLE)
+    value = value * tl.load(scale + client * scale_stride + c, mask=channel, other=0.0)[None, :]
+    value += tl.load(shift + client * shift_stride + c, mask=channel, other=0.0)[None, :]
+    if ADD:
+        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)
+    tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch", "pixels"])
+def _norm_gradient(
+    dy, x, y, scale, shift, dx, dresidual, dscale, dshift, scale_stride, shift_stride, eps, batch, pixels,
+    C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradients of ``_norm``; those of scale and shift for each image, still to be summed."""
+    image = tl.program_id(0).to(tl.int64)
+    client = image // batch
+    WIDTH: tl.constexpr = GROUP if WHOLE else BC
+    p, own = tl.arange(0, BP), tl.arange(0, BC)
+    c = tl.program_id(1) * WIDTH + own
+    channel = (c < C) & (own < WIDTH)
+    inside = (p < pixels)[:, None] & channel[None, :]
+    place = image * pixels * C + p[:, None] * C + c[None, :]
+    g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    standard, rate = _standardise(value, inside, pixels * GROUP, eps, WHOLE)
+    factor = tl.load(scale + client * scale_stride + c, mask=channel, other=0.0)
+    if RELU:
+        if ADD:
+            out = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+        else:
+            offset = tl.load(shift + client * shift_stride + c, mask=channel, other=0.0)
+            out = standard * factor[None, :] + offset[None, :]
+        g = tl.where(out > 0, g, 0.0)
+    if ADD:
+        tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), mask=inside)
+    by_shift, by_scale = tl.sum(g, 0), tl.sum(g * standard, 0)
+    tl.store(dshift + image * C + c, by_shift, mask=channel)
+    tl.store(dscale + image * C + c, by_scale, mask=channel)
+    mean = _total(factor * by_shift, WHOLE) / (pixels * GROUP)
+    slope = _total(factor * by_scale, WHOLE) / (pixels * GROUP)
+    g = rate[None, :] * (g * factor[None, :] - mean[None, :] - standard * slope[None, :])
+    tl.store(dx + place, g.to(dx.dtype.element_ty), mask=inside)
 
 
 # --- from torch ---------------------------------------------------------------------------------------------
@@ -442,19 +529,16 @@ def weight_gradient(
     splits = triton.cdiv(rows, rows_each)
     parts = maps.new_empty((clients, splits, 4 if conv.pooled else 1, depth, outp), dtype=torch.float32)
     bias_parts = maps.new_empty((clients, splits, outp), dtype=torch.float32) if conv.pooled else None
-    constants = _constants(weight, conv)
     _weight_gradient[tiles, splits, clients](
-        maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, rows, rows_each, height, width, oh, ow,
-        C=cp, SPLITS=splits, **constants, **_cut(blocks),
+        maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, splits, rows, rows_each, height, width, oh, ow,
+        C=cp, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
     dw = parts.new_empty((clients, *weight))
     db = parts.new_empty((clients, outputs)) if conv.pooled else None
     places = channels * kh * kw
     bj, bn = _power(places, high=64), _power(outp, high=32)
     grid = (triton.cdiv(places, bj), triton.cdiv(outp, bn), clients)
-    _sum_parts[grid](
-        parts, bias_parts, dw, db, channels, cp, outputs, outp, kh, kw, conv.pooled, SPLITS=splits, BJ=bj, BN=bn
-    )
+    _sum_parts[grid](parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn)
     return dw, db
 
 
@@ -483,3 +567,48 @@ def input_gradient(
         C=channels, CP=packed.shape[2], CB=cb, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
     return dx
+
+
+def _norm_cut(maps: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Grid and constants of a norm's kernels for maps (K, B, H, W, C)."""
+    clients, batch, height, width, channels = maps.shape
+    group = channels // groups
+    bp = _power(height * width, low=1)
+    bc = _power(group, low=8) if group > 1 else min(_power(channels, low=8), max(16, 8192 // bp))
+    constants = {
+        "C": channels,
+        "GROUP": group,
+        "WHOLE": group > 1,
+        "BP": bp,
+        "BC": bc,
+        "num_warps": max(1, min(16, bp * bc // 1024)),
+    }
+    return (clients * batch, groups if group > 1 else triton.cdiv(channels, bc)), constants
+
+
+def norm(
+    maps: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool
+) -> Tensor:
+    """maps (K, B, H, W, C), scale and shift (K, C) -> [ReLU of] the normalised maps [plus ``residual``]."""
+    y = torch.empty_like(maps)
+    grid, constants = _norm_cut(maps, groups)
+    _norm[grid](
+        maps, residual, scale, shift, y, scale.stride(0), shift.stride(0), eps, maps.shape[1],
+        maps.shape[2] * maps.shape[3], RELU=relu, ADD=residual is not None, **constants,
+    )  # fmt: skip
+    return y
+
+
+def norm_gradient(
+    dy: Tensor, maps: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """-> dx, dresidual (where the result ``y`` is given: a residual was added), dscale, dshift (K, C)."""
+    dx = torch.empty_like(maps)
+    dresidual = None if y is None else torch.empty_like(maps)
+    dscale, dshift = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)
+    grid, constants = _norm_cut(maps, groups)
+    _norm_gradient[grid](
+        dy, maps, y, scale, shift, dx, dresidual, dscale, dshift, scale.stride(0), shift.stride(0), eps,
+        maps.shape[1], maps.shape[2] * maps.shape[3], RELU=relu, ADD=y is not None, **constants,
+    )  # fmt: skip
+    return dx, dresidual, dscale.sum(1), dshift.sum(1)

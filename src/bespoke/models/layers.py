@@ -52,7 +52,7 @@ class Stages(nn.Sequential):
 
 
 def _stage(layers: list[nn.Module]) -> tuple[nn.Conv2d, Tensor, float] | None:
-    """Convolution, its bias and the ReLU's slope, if that is what a stage needs: no norm, and a max-pool that halves."""
+    """Convolution, its bias and the ReLU's slope, if these make a stage: no norm, and a max-pool that halves."""
     if len(layers) < 4:
         return None
     conv, norm, relu, pool = layers
@@ -65,12 +65,72 @@ def _stage(layers: list[nn.Module]) -> tuple[nn.Conv2d, Tensor, float] | None:
     return conv, conv.bias, relu.negative_slope if isinstance(relu, nn.LeakyReLU) else 0.0
 
 
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d; with precision tf32 or bf16 and without groups, one kernel for all clients."""
+
+    precision: str = "fp32"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input (B, C, H, W) -> (B, outputs, H', W')."""
+        same = self.stride[0] == self.stride[1] and self.padding[0] == self.padding[1] and self.groups == 1
+        if not (same and fast.usable(input, self.precision)):
+            return super().forward(input.to(self.weight.dtype))
+        out = fast.conv2d(input, self.weight, self.stride[0], int(self.padding[0]), self.precision)
+        return out if self.bias is None else out + self.bias[:, None, None].to(out.dtype)
+
+
+class GroupNorm(nn.GroupNorm):
+    """nn.GroupNorm, then a residual added, then a ReLU if wanted; with precision tf32 or bf16 all in one kernel."""
+
+    precision: str = "fp32"
+
+    def __init__(self, groups: int, channels: int, relu: bool = False, affine: bool = True) -> None:
+        super().__init__(groups, channels, affine=affine)
+        self.relu = relu
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """input and residual (B, C, H, W) -> the same shape."""
+        if fast.usable(input, self.precision) and fast.norm_fits(input, self.num_groups):
+            scale, shift = self._by_channel()
+            return fast.norm(input, residual, scale, shift, self.num_groups, self.eps, self.relu, self.precision)
+        out = self._plain(input.to(self.weight.dtype))
+        out = out if residual is None else out + residual
+        return F.relu(out) if self.relu else out
+
+    def _plain(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+    def _by_channel(self) -> tuple[Tensor, Tensor]:
+        return self.weight, self.bias
+
+
+class SharedGroupNorm(GroupNorm):
+    """GroupNorm with one scale and one shift for each group: ``weight`` and ``bias`` are (groups,).
+
+    Statistics per sample and group, biased variance.
+    """
+
+    def __init__(self, groups: int, channels: int, relu: bool = False) -> None:
+        super().__init__(groups, channels, relu, affine=False)
+        self.weight = nn.Parameter(torch.ones(groups))
+        self.bias = nn.Parameter(torch.zeros(groups))
+
+    def _plain(self, input: Tensor) -> Tensor:
+        standard = F.group_norm(input, self.num_groups, eps=self.eps)
+        parts = standard.reshape(len(input), self.num_groups, -1)
+        return (parts * self.weight[:, None] + self.bias[:, None]).reshape(input.shape)
+
+    def _by_channel(self) -> tuple[Tensor, Tensor]:
+        size = self.num_channels // self.num_groups
+        return self.weight.repeat_interleave(size), self.bias.repeat_interleave(size)
+
+
 def set_precision(module: nn.Module, precision: str) -> nn.Module:
     """The module with the precision of its fast layers set: fp32 (torch's own layers), tf32 or bf16."""
     if precision not in fast.PRECISIONS:
         raise UserError(f"the precision must be one of {', '.join(fast.PRECISIONS)}, not {precision!r}")
     for layer in module.modules():
-        if isinstance(layer, Stages):
+        if isinstance(layer, Stages | Conv2d | GroupNorm):
             layer.precision = precision
     return module
 
@@ -79,7 +139,7 @@ def conv2d(
     inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias: bool = True
 ) -> nn.Module:
     """A convolution: (B, inputs, H, W) -> (B, outputs, H', W')."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=bias)
+    return Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=bias)
 
 
 def linear(inputs: int, outputs: int) -> nn.Module:
@@ -97,43 +157,40 @@ class MeanPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C)."""
-        return x.mean((2, 3))
+        return _full(x).mean((2, 3))
 
 
-class SharedGroupNorm(nn.GroupNorm):
-    """GroupNorm with one scale and one shift for each group: ``weight`` and ``bias`` are (groups,).
-
-    Statistics per sample and group, biased variance.
-    """
-
-    def __init__(self, groups: int, channels: int, eps: float = 1e-5) -> None:
-        super().__init__(groups, channels, eps, affine=False)
-        self.weight = nn.Parameter(torch.ones(groups))
-        self.bias = nn.Parameter(torch.zeros(groups))
+class Flatten(nn.Flatten):
+    """(B, C, H, W) -> (B, C * H * W), as linear layers want it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input (B, C, H, W) -> the same shape."""
-        standard = F.group_norm(input, self.num_groups, eps=self.eps)
-        parts = standard.reshape(len(input), self.num_groups, -1)
-        return (parts * self.weight[:, None] + self.bias[:, None]).reshape(input.shape)
+        """input (B, ...) -> (B, d)."""
+        return _full(super().forward(input))
 
 
-def norm2d(kind: str, channels: int, group_size: int = 0) -> nn.Module:
-    """A normalisation layer for maps (B, channels, H, W); statistics per sample, biased variance, eps 1e-5.
+def _full(x: Tensor) -> Tensor:
+    """Maps of half precision as float32; others as they are."""
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def norm2d(kind: str, channels: int, group_size: int = 0, relu: bool = False) -> nn.Module:
+    """A normalisation layer for maps (B, channels, H, W), with a ReLU if wanted; biased variance, eps 1e-5.
 
     ``group`` puts ``group_size`` channels into a group, or makes 4 groups if that is 0; ``instance`` makes every
     channel a group of its own, ``layer`` makes one group. These have a scale and a shift for each channel;
     ``per_group`` puts 32 channels into a group and has a scale and a shift for each group. A number that does
-    not divide the channels is replaced by its largest divisor that does.
+    not divide the channels is replaced by its largest divisor that does. Statistics are per sample.
     """
     if kind == "group":
         groups = channels // math.gcd(group_size, channels) if group_size else math.gcd(_GROUPS, channels)
-        return nn.GroupNorm(groups, channels)
+        return GroupNorm(groups, channels, relu)
     if kind == "instance":
-        return nn.GroupNorm(channels, channels)  # as nn.InstanceNorm2d, and faster, also under vmap
+        return GroupNorm(channels, channels, relu)  # as nn.InstanceNorm2d, and faster, also under vmap
     if kind == "per_group":
-        return SharedGroupNorm(channels // math.gcd(_SHARED_SIZE, channels), channels)
-    return nn.GroupNorm(1, channels) if kind == "layer" else nn.Identity()
+        return SharedGroupNorm(channels // math.gcd(_SHARED_SIZE, channels), channels, relu)
+    if kind == "layer":
+        return GroupNorm(1, channels, relu)
+    return nn.ReLU() if relu else nn.Identity()
 
 
 def norm1d(kind: str, units: int) -> nn.Module:
@@ -150,12 +207,4 @@ def he_init(module: nn.Module) -> nn.Module:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-    return module
-
-
-def set_precision(module: nn.Module, precision: str) -> nn.Module:
-    """The module with its layers computing in a precision, where they know how."""
-    for layer in module.modules():
-        if hasattr(layer, "precision"):
-            layer.precision = precision  # type: ignore[assignment]
     return module

@@ -22,11 +22,9 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
         self.conv1 = layers.conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = layers.norm2d(norm, outputs, layers.GROUP_SIZE)
-        self.relu1 = nn.ReLU()
+        self.norm1 = layers.norm2d(norm, outputs, layers.GROUP_SIZE, relu=True)
         self.conv2 = layers.conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = layers.norm2d(norm, outputs, layers.GROUP_SIZE)
-        self.relu2 = nn.ReLU()
+        self.norm2 = layers.norm2d(norm, outputs, layers.GROUP_SIZE, relu=True)  # of the sum with the shortcut
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
@@ -36,9 +34,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
-        out = self.relu1(self.norm1(self.conv1(x)))
-        out = self.norm2(self.conv2(out))
-        return self.relu2(out + self.shortcut(x))
+        out = self.norm1(self.conv1(x))
+        return self.norm2(self.conv2(out), self.shortcut(x))
 
 
 def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -55,8 +52,7 @@ def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_classes: i
         conv1=layers.conv2d(channels, width, 7, 2, 3, bias=False)
         if imagenet
         else layers.conv2d(channels, width, 3, 1, 1, bias=False),
-        norm1=layers.norm2d(norm, width, layers.GROUP_SIZE),
-        relu1=nn.ReLU(),
+        norm1=layers.norm2d(norm, width, layers.GROUP_SIZE, relu=True),
     )
     if pooled:
         body["pool1"] = layers.max_pool(3, 2, 1)

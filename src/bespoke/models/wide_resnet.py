@@ -22,18 +22,16 @@ class PreActivationBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
-        self.norm1 = layers.norm2d(norm, inputs, layers.GROUP_SIZE)
-        self.relu1 = nn.ReLU()
+        self.norm1 = layers.norm2d(norm, inputs, layers.GROUP_SIZE, relu=True)
         self.conv1 = layers.conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm2 = layers.norm2d(norm, outputs, layers.GROUP_SIZE)
-        self.relu2 = nn.ReLU()
+        self.norm2 = layers.norm2d(norm, outputs, layers.GROUP_SIZE, relu=True)
         self.conv2 = layers.conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.shortcut = layers.conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
-        active = self.relu1(self.norm1(x))
-        out = self.conv2(self.relu2(self.norm2(self.conv1(active))))
+        active = self.norm1(x)
+        out = self.conv2(self.norm2(self.conv1(active)))
         return out + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -50,7 +48,6 @@ def wrn16_2(settings: ModelSettings, input_shape: Sequence[int], num_classes: in
         rest = [PreActivationBlock(outputs, outputs, 1, settings.norm) for _ in range(_BLOCKS - 1)]
         body[f"group{i + 1}"] = nn.Sequential(first, *rest)
         inputs = outputs
-    body["norm"] = layers.norm2d(settings.norm, inputs, layers.GROUP_SIZE)
-    body["relu"] = nn.ReLU()
+    body["norm"] = layers.norm2d(settings.norm, inputs, layers.GROUP_SIZE, relu=True)
     body["mean"] = layers.MeanPool()
     return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(inputs, num_classes)))

@@ -1,0 +1,88 @@
+"""APFL: each client mixes the global model with one of its own."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch.func import grad
+
+from bespoke.core import tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.settings import knob
+from bespoke.core.task import cross_entropy
+
+
+@final
+@dataclass(frozen=True)
+class APFL(Algorithm):
+    """FedAvg for w, and beside it a model v of the client's own, trained for its part in alpha v + (1 - alpha) w.
+
+    Deng et al., "Adaptive Personalized Federated Learning", 2020 (arXiv 2003.13461), Algorithm 1.
+
+    | paper | here |
+    |---|---|
+    | w_i, the client's copy of the global model | ``down["model"]``, then ``up["model"]`` |
+    | v_i, the local model | ``state["personal"]`` |
+    | alpha_i, the weight of v_i | ``state["alpha"]``, at first ``alpha``; it moves with ``adaptive`` |
+
+    Both models take each step together from the values before it, so v moves by alpha times the gradient at the
+    mixture and w exactly as in FedAvg (unless ``clip`` is set: it measures both gradients together). An adaptive
+    alpha moves once a round, along the first batch's gradient, and counts from the second step on. ``mix = "logits"``
+    mixes what the two models say instead of their parameters, as the authors' code does. Clients are weighted by
+    their rows (the paper: uniformly). The personal model mixes v with the averaged w. A client that never took part
+    starts v at the received w and makes one pass; what it does to w is dropped.
+    Bytes per client and round: the model up, the model down.
+    """
+
+    alpha: float = knob(0.5, "weight of the client's own model in the mixture, at first", low=0, high=1)
+    adaptive: bool = knob(False, "each client moves its alpha once a round")
+    mix: str = knob("params", "what is mixed", choices=("params", "logits"))
+    private = ("personal", "alpha")
+
+    def client_init(self, task, params, client):
+        """The own model starts at the common initial weights."""
+        return {"personal": params, "alpha": torch.full((), self.alpha, dtype=task.dtype, device=task.device)}
+
+    def client_update(self, local, state, down):
+        """Train w and v side by side; keep v, send w."""
+        task, mix, first = local.task, self.mix, state["alpha"]
+        alpha = self._move(local, state, down["model"]) if self.adaptive else first
+
+        def loss(params, batch, first, alpha):
+            w, alpha = params["model"], torch.where(batch.step == 0, first, alpha)
+            mixed = mixed_logits(task, mix, alpha, params["personal"], tree.detach(w), batch.x)
+            return task.loss(w, batch) + cross_entropy(mixed, batch)
+
+        params = local.sgd(loss, {"model": down["model"], "personal": state["personal"]}, first, alpha)
+        local.log(alpha=alpha)
+        return {"personal": params["personal"], "alpha": alpha}, {"model": params["model"]}
+
+    def _move(self, local, state, w):
+        """One step of alpha on the main pass's first batch, kept within [0, 1]."""
+        task, mix = local.task, self.mix
+
+        def step(carry, batch, v, w, rate):
+            slope = grad(lambda a: cross_entropy(mixed_logits(task, mix, a, v, w, batch.x), batch))(carry["alpha"])
+            return {"alpha": (carry["alpha"] - rate * slope).clamp(0.0, 1.0)}
+
+        return local.fold(step, {"alpha": state["alpha"]}, state["personal"], w, local.lr, steps=1)["alpha"]
+
+    def adapt(self, local, state, down):
+        """A round of which v and alpha stay; the first one from the current global model."""
+        start = tree.where(local.round == 1, down["model"], state["personal"])
+        return self.client_update(local, state | {"personal": start}, down)[0]
+
+    def personalize(self, local, state, down):
+        """Own and global model, and how they mix."""
+        return state | {"model": down["model"]}
+
+    def predict(self, task, personal, x):
+        """Logits of the mixture."""
+        return mixed_logits(task, self.mix, personal["alpha"], personal["personal"], personal["model"], x)
+
+
+def mixed_logits(task, mix, alpha, v, w, x):
+    """Logits (B, C) of alpha v + (1 - alpha) w, or the same mixture of both models' logits."""
+    if mix == "logits":
+        return alpha * task.logits(v, x) + (1.0 - alpha) * task.logits(w, x)
+    return task.logits(tree.map(lambda a, b: alpha * a + (1.0 - alpha) * b, v, w), x)

@@ -1,0 +1,95 @@
+"""FedCP: a gate, learned by all, splits each feature between a personal and a global head."""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch.nn import functional as F
+
+from bespoke.core import blocks, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.blocks import gate
+from bespoke.core.kernels import mmd
+from bespoke.core.settings import knob
+from bespoke.core.task import cross_entropy
+
+
+@final
+@dataclass(frozen=True)
+class FedCP(Algorithm):
+    """Logits = h_i(r z) + h_g((1 - r) z) with the gate r in [0, 1] for each example and feature.
+
+    Zhang et al., "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy",
+    KDD 2023, Algorithm 1.
+
+    | paper | here |
+    |---|---|
+    | W^fe: trained copy, frozen copy | ``down["body"]``, once trained and once a constant |
+    | W^hd global; W_i^hd | ``down["head"]``; ``state["personal"]`` |
+    | CPN | ``down["gate"]``: Linear(d, 2d), LayerNorm, ReLU; its halves a, b give r = sigmoid(a - b) |
+    | v_i | the sum of the rows of the personal head's weight, normalised; it stays fixed for a round |
+    | lambda | ``lam``: times the squared MMD between features of the two copies |
+
+    Body, personal head and gate take every step together. The upload's head is the mean of both heads. In training the
+    gate has Gumbel noise, in prediction none; the released code draws there too, so that its accuracies are random. v_i
+    starts from the common head, not from noise. Body, global head and gate go to everyone; the released code gives
+    absent clients the body alone. A client that never took part starts its head at the global one and fits it with the
+    rest fixed.
+    Bytes per client and round: body, head and gate (2 d^2 + 6 d numbers), up and down.
+    """
+
+    lam: float = knob(5.0, "strength of the tie between features of the trained and the received body", low=0)
+    new_head_epochs: int = knob(5, "epochs in which a client that never took part fits its head", low=0)
+    private = ("personal",)
+
+    def server_init(self, task, params, num_clients, key):
+        block = blocks.init(key, task.feature_dim, 2 * task.feature_dim, task.dtype)
+        return {"body": task.body(params), "head": task.head(params), "gate": block}
+
+    def broadcast(self, server):
+        return server
+
+    def client_init(self, task, params, client):
+        return {"personal": task.head(params)}
+
+    def client_update(self, local, state, down):
+        """Train body, personal head and gate; keep the head, send a mean of both heads with the rest."""
+        task, lam, context = local.task, self.lam, direction(local.task, state["personal"])
+
+        def loss(p, batch, received, head, context):
+            z = task.features(p["body"], batch.x)
+            logits = gated(task, z, p["personal"], head, gate(p["gate"], z, context, batch.key))
+            return cross_entropy(logits, batch) + lam * mmd(z, task.features(received, batch.x), batch.mask)
+
+        start = {"body": down["body"], "personal": state["personal"], "gate": down["gate"]}
+        p = local.sgd(loss, start, down["body"], down["head"], context)
+        head = tree.map(lambda own, shared: 0.5 * (own + shared), p["personal"], down["head"])
+        return {"personal": p["personal"]}, {"body": p["body"], "head": head, "gate": p["gate"]}
+
+    def adapt(self, local, state, down):
+        """Fit the personal head from the global one."""
+        task, start = local.task, tree.where(local.round == 1, down["head"], state["personal"])
+
+        def loss(own, batch, body, head, block, context):
+            z = task.features(body, batch.x)
+            return cross_entropy(gated(task, z, own, head, gate(block, z, context, batch.key)), batch)
+
+        consts = down["body"], down["head"], down["gate"], direction(task, start)
+        return {"personal": local.sgd(loss, start, *consts, epochs=self.new_head_epochs)}
+
+    def personalize(self, local, state, down):
+        """Everything shared, the personal head, and v_i."""
+        return {**down, **state, "context": direction(local.task, state["personal"])}
+
+    def predict(self, task, personal, x):
+        z = task.features(personal["body"], x)
+        return gated(task, z, personal["personal"], personal["head"], gate(personal["gate"], z, personal["context"]))
+
+
+def direction(task, head):
+    """v_i (d,) of unit length: what the rows of a linear head's weight have in common."""
+    return F.normalize(head[task.head_names[0]].sum(dim=0), dim=0)
+
+
+def gated(task, z, own, shared, r):
+    """Logits (B, C): each head sees its share of the features."""
+    return task.classify(own, r * z) + task.classify(shared, (1.0 - r) * z)

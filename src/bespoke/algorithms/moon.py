@@ -1,0 +1,61 @@
+"""MOON: FedAvg whose clients keep their features near the global model's and away from their own last ones."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch.nn import functional as F
+
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.settings import knob
+from bespoke.core.task import cross_entropy, masked_mean
+
+
+@final
+@dataclass(frozen=True)
+class MOON(Algorithm):
+    """Local training with a contrastive term between the features of three models.
+
+    Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1.
+
+    | paper | here |
+    |---|---|
+    | w^t, the received model: z_glob | ``down["model"]`` |
+    | w_i^{t-1}, what the client trained last: z_prev | ``state["previous"]``; ``state["seen"]`` is 1 once there is |
+    | mu, tau | ``mu``, ``tau`` |
+
+    The term is -log of a softmax over cos(z, z_glob) / tau and cos(z, z_prev) / tau, mean over rows; mu = 0 is FedAvg.
+    z are the model's features: a projection head, which in the paper lies between features and classifier, is a matter
+    of the model. In a client's first round there is no model before, and the term is 0 (the released code gives a late
+    joiner a random model instead). Only the last model is kept, the paper's buffer of one. The method makes one model
+    for all: ``[evaluation] when = "local"`` tests what a client trained, before averaging; ``finetune_epochs`` trains
+    the global model further by cross entropy alone, and that serves a client that never took part as well.
+    Bytes per client and round: the model up, the model down.
+    """
+
+    mu: float = knob(1.0, "strength of the contrastive term", low=0)
+    tau: float = knob(0.5, "temperature of the contrastive term", above=0)
+    finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
+    finetune_part: str = knob("all", "what fine-tuning trains", choices=("all", "head"))
+    private = ("previous", "seen")
+
+    def client_init(self, task, params, client):
+        return {"previous": params, "seen": torch.zeros((), dtype=task.dtype, device=task.device)}
+
+    def client_update(self, local, state, down):
+        """Train the received model under the term; keep a copy, send it back."""
+        task, mu, tau = local.task, self.mu, self.tau
+
+        def loss(w, batch, received, previous, seen):
+            z = task.features(w, batch.x)
+            near = F.cosine_similarity(z, task.features(received, batch.x))
+            far = F.cosine_similarity(z, task.features(previous, batch.x))
+            contrast = F.softplus((far - near) / tau)  # -log of the softmax of two
+            return cross_entropy(task.classify(w, z), batch) + mu * seen * masked_mean(contrast, batch.mask)
+
+        model = local.sgd(loss, down["model"], down["model"], state["previous"], state["seen"])
+        return {"previous": model, "seen": torch.ones_like(state["seen"])}, {"model": model}
+
+    def personalize(self, local, state, down):
+        """The global model, fine-tuned (without the term) if asked."""
+        return local.finetune(down["model"], self.finetune_epochs, self.finetune_part)
