@@ -21,7 +21,7 @@ def main() -> int:
     """Run, print and store."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
     experiment = Experiment(
-        data=DataSettings(name="cifar10", pool="train", partition="iid", clients=1000, test=0.0),
+        data=DataSettings(name="cifar10", pool="split", partition="iid", clients=1000),
         model=ModelSettings("cnn", width=32, hidden=512, dropout=0.5),
         algorithm="fedavg",
         training=Training(rounds=rounds, epochs=1, batch=10, lr=0.1, rate=0.05),
