@@ -1,7 +1,8 @@
 """The kernels of ``bespoke.models.kernels`` on a CUDA device: are they right, and how long do they take?
 
     python benchmarks/fast_layers.py            checks, times of each kernel, times of whole steps
-    python benchmarks/fast_layers.py --tune     times of other block sizes, the best marked
+    python benchmarks/fast_layers.py --tune     times of other block sizes, the best four
+    ... --only cnns | deep, --layers cifar, --precision bf16    a part of it
 
 Checks are against torch in float64 on operands that the precision can hold, so that what is left is the kernels' own
 rounding. Times are of CUDA graphs, in microseconds (kernels) and milliseconds (steps).
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from bespoke.core import rng
+from bespoke.core.kernels import sgd_update
 from bespoke.models import ModelSettings, build_task, fast, kernels, layers
 
 TYPES = {"tf32": torch.float32, "bf16": torch.bfloat16}
@@ -72,6 +75,8 @@ DEEP = [
     Layer("256-512", 24, 64, 256, 4, 512, 3, 2, 1, False),
     Layer("512", 24, 64, 512, 2, 512, 3, 1, 1, False),
 ]
+NORMS = [(24, 64, 32, 64, False), (24, 64, 16, 64, True), (24, 64, 8, 128, True), (24, 64, 4, 256, True)]
+NORMS += [(24, 64, 2, 512, True)]  # clients, images, side, channels, whether a residual is added
 STEPS = [("cifar_cnn", 30, 50), ("pfedvmp_cnn", 30, 50), ("pfedvmp_cnn", 50, 10), ("fedpce_resnet18", 24, 64)]
 
 
@@ -209,6 +214,42 @@ def jobs(layer: Layer, precision: str) -> Iterator[Job]:
     )
 
 
+def time_norms(precision: str) -> bool:
+    """Instance norm with ReLU: errors against torch in float64, microseconds forward and backward."""
+    print(f"{precision}: instance norm [+ residual] + ReLU, relative errors and microseconds")
+    dtype, good = TYPES[precision], True
+    for clients, batch, side, channels, adds in NORMS:
+        shape = (clients, batch, side, side, channels)
+        x, added, dy = (drawn(*shape, precision=precision).to(dtype) for _ in range(3))
+        scale, shift = drawn(clients, channels), drawn(clients, channels)
+        residual = added if adds else None
+        forward = partial(kernels.norm, x, residual, scale, shift, channels, 1e-5, True)
+        y = forward()
+        back = partial(kernels.norm_gradient, dy, x, y if adds else None, scale, shift, channels, 1e-5, True)
+        dx, _, dscale, dshift = back()
+        exact = [t[:1].double().requires_grad_() for t in (x, scale, shift)]
+        wanted = F.group_norm(exact[0][0].permute(0, 3, 1, 2), channels, exact[1][0], exact[2][0])
+        wanted = F.relu(wanted + (added[0].double().permute(0, 3, 1, 2) if adds else 0)).permute(0, 2, 3, 1)
+        gradients = torch.autograd.grad(wanted, exact, dy[0].double())
+        pairs = zip((y[0], dx[:1], dscale[:1], dshift[:1]), (wanted, *gradients), strict=True)
+        errors = [error(got, want) for got, want in pairs]
+        good &= all(e < BARS[precision] for e in errors)
+        text = "  ".join(f"{e:.1e}" for e in errors)
+        times = f"{graph_time(forward, 10) * 1e6:.0f}  {graph_time(back, 10) * 1e6:.0f}"
+        print(f"  {side}x{side}x{channels:<4} y, dx, dscale, dshift {text}   {times}")
+    return good
+
+
+def time_sgd() -> None:
+    """One leaf of all parameters, beside the bytes it moves."""
+    for name, clients, size in (("cifar_cnn", 30, 107_690), ("pfedvmp_cnn", 30, 878_538)):
+        param, gradient, moment = (torch.randn(clients, size, device="cuda") for _ in range(3))
+        rate = torch.full((clients,), 0.01, device="cuda")
+        active = torch.ones(clients, dtype=torch.bool, device="cuda")
+        seconds = graph_time(partial(sgd_update, param, gradient, moment, rate, active, 5e-4, 0.5), 10)
+        print(f"SGD of {name}: {seconds * 1e6:.1f} us, {20 * clients * size / seconds / 1e12:.2f} TB/s")
+
+
 def attempt(work: tuple[Job, kernels.Blocks | None]) -> str:
     """Compile by a first call; what went wrong, if it did."""
     job, blocks = work
@@ -236,7 +277,7 @@ def time_kernels(chosen: list[Layer], precision: str) -> None:
         cells = []
         for job, problem in zip(found, problems, strict=True):
             if job.layer is layer:
-                cells.append(f"{job.kind} {problem or f'{graph_time(lambda job=job: job.run(None), 20) * 1e6:.1f}'}")
+                cells.append(f"{job.kind} {problem or f'{graph_time(partial(job.run, None), 20) * 1e6:.1f}'}")
         print(f"  {layer.name:12} {'  '.join(cells)}")
 
 
@@ -251,7 +292,7 @@ def alternatives(job: Job) -> list[kernels.Blocks]:
     if job.kind == "input":
         widest = (2 if job.layer.pooled else job.layer.stride) ** 2 * max(16, job.layer.channels)
     found = []
-    for r, c, d, warps, deep in itertools.product(rows, sorted(columns), depth, (4, 8), (2, 3, 4)):
+    for r, c, d, warps, deep in itertools.product(rows, sorted(columns), depth, (4, 8), (2, 3)):
         accumulators = r * c * (4 if job.layer.pooled and job.kind != "input" else 1)
         if c <= min(widest, 256) and 32 * warps * 16 <= accumulators <= 32 * warps * 128:
             found.append(kernels.Blocks(r, c, d, warps, deep))
@@ -266,7 +307,7 @@ def tune(chosen: list[Layer], precision: str) -> None:
             work = [job.default, *(b for b in alternatives(job) if b != job.default)]
             problems = compile_all([(job, blocks) for blocks in work])
             results = [
-                (graph_time(lambda job=job, blocks=blocks: job.run(blocks), 10, 5) * 1e6, tuple(blocks))
+                (graph_time(partial(job.run, blocks), 10, 5) * 1e6, tuple(blocks))
                 for blocks, problem in zip(work, problems, strict=True)
                 if not problem
             ]
@@ -308,9 +349,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tune", action="store_true", help="time other block sizes")
     parser.add_argument("--only", choices=["cnns", "deep"], help="small CNNs or ResNets alone")
+    parser.add_argument("--layers", default="", help="only layers whose name starts so")
     parser.add_argument("--precision", choices=["tf32", "bf16"], help="one precision alone")
     asked = parser.parse_args()
     chosen = {"cnns": CNNS, "deep": DEEP}.get(asked.only, CNNS + DEEP)
+    chosen = [layer for layer in chosen if layer.name.startswith(asked.layers)]
     precisions = [asked.precision] if asked.precision else ["bf16", "tf32"]
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), torch.__version__, kernels.triton.__version__)
@@ -319,7 +362,10 @@ def main() -> int:
         return 0
     steps = [s for s in STEPS if not asked.only or (s[0].endswith("cnn") == (asked.only == "cnns"))]
     good = True
+    time_sgd()
     for precision in precisions:
+        if asked.only != "cnns":
+            good &= time_norms(precision)
         time_kernels(chosen, precision)
         for layer in chosen:
             good &= check(layer, precision)
