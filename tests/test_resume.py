@@ -25,6 +25,7 @@ import torch
 from small_runs import assert_same_result, command, experiment, records, write
 
 import bespoke
+from bespoke.checkpoint import load_newest
 from bespoke.clients import states
 from bespoke.errors import UserError
 
@@ -215,13 +216,13 @@ def drive(root, much):
             ("disk", cut(".states-000003.safetensors.tmp", "half")),  # inside the writing of states, ahead of need
             ("disk", cut("states-000004.safetensors", "renamed")),  # between states and the manifest that names them
             ("disk", cut("000006.json", "renamed")),  # after the manifest, before what it replaces is removed
-            ("disk", cut("states-000001.safetensors", "removed")),  # while it is removed
+            ("disk", cut("states-000002.safetensors", "removed")),  # of what the first checkpoint named
             ("disk", any_moment),
         ]
     for i, (name, how) in enumerate(kills):
         folder = root / f"kill{i}"
         when = how(name, folder)
-        problem = ""
+        problem = "; ".join(load_newest(folder / "checkpoints")[1])  # what was committed must be there, and sound
         if i % 2:  # every other run is killed once more while it goes on
             seconds = length[name] / 2
             pid = fork(lambda name=name, folder=folder: go(name, folder))
