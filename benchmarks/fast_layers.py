@@ -23,7 +23,7 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from bespoke.core import rng
-from bespoke.core.kernels import sgd_update
+from bespoke.core.fused import sgd_update
 from bespoke.models import ModelSettings, build_task, fast, kernels, layers
 
 TYPES = {"tf32": torch.float32, "bf16": torch.bfloat16}
