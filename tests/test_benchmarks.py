@@ -2,26 +2,32 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bespoke.algorithms import ALGORITHMS
+from bespoke.core import rng
+from bespoke.core.data import Pool, Rows
 from bespoke.experiment import load
+from bespoke.models import ModelSettings, build_task
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
 
 
 def script(name):
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
 
-methods, comparison = script("methods"), script("fmnist_all")
+methods, comparison, readme = script("methods"), script("fmnist_all"), script("methods_table")
 
 
 def test_the_cost_of_a_method_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
@@ -102,3 +108,85 @@ def test_an_unknown_case_is_told(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         comparison.main()
     assert "there is no case 'nobody'" in capsys.readouterr().err
+
+
+# --- the README's table -------------------------------------------------------------------------------------------
+
+
+def table():
+    """The cells of the README's table of methods, by the names of its first column."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in text[text.index(readme.HEADER) :].split("\n\n")[0].splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {tuple(name.strip("` ") for name in row[0].split(",")): row for row in rows}
+
+
+def test_the_readme_lists_every_method_once():
+    assert sorted(name for names in table() for name in names) == sorted(ALGORITHMS)
+    assert len(table()) == 29
+
+
+def test_cost_and_lines_in_the_readme_are_those_measured():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = json.loads(readme.MEASURED.read_text())["methods"] if readme.MEASURED.exists() else []
+    assert readme.filled(text, measured) == text, "run python benchmarks/methods_table.py"
+
+
+def test_a_measured_cost_enters_the_table():
+    header, rule = "| name | paper | venue | up | cost | lines |", "|---|---|---|---|---|---|"
+    text = "\n".join([header, rule, "| `fedpa`, `fedpa_ft` | A |  | M | 9 | 9 |", "", "| `x` | y |", ""])
+    plain = {"name": "fedpa", "seconds": 0.3, "ratio": 1.5, "evaluate_seconds": 0.01}
+    lines = methods.code_lines("fedpa")
+    told = readme.filled(text, [plain, plain | {"name": "fedpa_ft", "evaluate_seconds": 0.5}])
+    assert told.splitlines()[2] == f"| `fedpa`, `fedpa_ft` | A |  | M | 1.5; 1.5 + 2.5 | {lines} |"
+    assert told.splitlines()[4] == "| `x` | y |"  # another table
+    assert readme.filled(text, [{"name": "fedpa", "error": "no"}]).splitlines()[2].endswith(f"| M |  | {lines} |")
+
+
+CLASSES, DIM, WIDTH, OWN = 3, 5, 16, 10  # OWN rows of each class
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """Two clients with ten rows of each class, and a net with a norm layer."""
+    rows = CLASSES * OWN
+    y = torch.arange(4 * rows) % CLASSES
+    x = rng.normal(rng.key(0), (len(y), DIM)) + y[:, None]
+    parts = torch.arange(len(y)).split(rows)
+    pool = Pool(x, y, Rows.of(parts[:2]), Rows.of(parts[2:]), Rows.of([[], []]), CLASSES, 2, ("a", "b"))
+    task = build_task(ModelSettings(name="mlp", norm="layer", hidden=WIDTH), (DIM,), CLASSES)
+    return task, task.init(rng.key(0)), pool
+
+
+def sent(cell, task, params):
+    """Bytes that a cell of the table stands for."""
+    size = {
+        "M": sum(p.numel() for p in params.values()),
+        "B": sum(p.numel() for p in task.body(params).values()),
+        "H": sum(p.numel() for p in task.head(params).values()),
+        "N": sum(p.numel() for p in task.norm(params).values()),
+        "C": CLASSES,
+        "d": WIDTH,
+    }
+    precision = min(WIDTH * (WIDTH + 1) // 2, (OWN - 1) * (WIDTH + 1))
+    words = {
+        "nothing": 0,
+        "B, a mean and a precision for each class": 4 * (size["B"] + CLASSES * (WIDTH + precision)),
+        "M - N, nets that make norms": 4 * (size["M"] - size["N"] + 2 * 64 * 33 + size["N"] * 65),
+        "M in 10 bits a number": -(-(10 * size["M"] + 32 * len(params)) // 8) + 4,
+    }
+    if cell in words:
+        return words[cell]
+    product = re.sub(r"(?<=[\dMBHNCd]) ?(?=[MBHNCd(])", "*", cell)
+    return 4 * eval(product, {"__builtins__": {}}, size)
+
+
+@pytest.mark.parametrize("names", table(), ids=lambda names: names[0])
+def test_the_readme_counts_what_crosses_the_wire(names, tiny):
+    up, down = table()[names][4:6]
+    for name in names:
+        runs = methods.Runs(name, *tiny)
+        runs.round()
+        row = runs.records.last["rounds.jsonl"]
+        assert not row["refused"]
+        assert (row["bytes_up"], row["bytes_down"]) == (2 * sent(up, *tiny[:2]), 2 * sent(down, *tiny[:2])), name

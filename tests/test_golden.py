@@ -147,12 +147,17 @@ CASES = {
         {"finetune_epochs": 2, "finetune_part": "head"},
         functools.partial(reference.fedavg, finetune_epochs=2, finetune_part="head"),
     ),
+    "fedavg_ft/rate": (
+        {"finetune_epochs": 2, "finetune_lr": 0.03},
+        functools.partial(reference.fedavg, finetune_epochs=2, finetune_lr=0.03),
+    ),
     "fedprox": ({"mu": 0.7}, functools.partial(reference.fedavg, mu=0.7)),
     "fedprox/ft": (
         {"mu": 0.7, "finetune_epochs": 2},
         functools.partial(reference.fedavg, mu=0.7, finetune_epochs=2),
     ),
     "fedper": ({"new_head_epochs": 4}, functools.partial(reference.fedper, new_head_epochs=4)),
+    "fedper/new": ({"new_head_epochs": 0}, functools.partial(reference.fedper, new_head_epochs=0)),
     "fedrep": (
         {"head_epochs": 4, "body_epochs": 2},
         functools.partial(reference.fedrep, head_epochs=4, body_epochs=2),
@@ -280,6 +285,7 @@ TWISTS = {
         "fine-tuned model is sent",
     ],
     "fedavg_ft/head": ["no fine-tuning", "fine-tunes the other part"],
+    "fedavg_ft/rate": ["no fine-tuning", "fine-tunes at the training rate"],
     "fedprox": [
         "other weighting",
         "no proximal term",
@@ -297,6 +303,7 @@ TWISTS = {
         "unseen unfitted",
         "unseen keeps all it trained",
     ],
+    "fedper/new": ["unseen unfitted", "unseen fits for five epochs"],
     "fedrep": [
         "other weighting",
         "own part not kept",

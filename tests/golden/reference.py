@@ -7,7 +7,7 @@ A ``twist`` replaces one term of one method by a plausible mistake. The tests us
 the comparison with the library would notice.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import log_softmax, softmax
@@ -141,7 +141,7 @@ def local(problem, twist=""):
     return out
 
 
-def fedavg(problem, finetune_epochs=0, finetune_part="all", mu=0.0, twist=""):
+def fedavg(problem, finetune_epochs=0, finetune_part="all", finetune_lr=0.0, mu=0.0, twist=""):
     """FedAvg; FedProx with mu > 0; FedAvg-FT with finetune_epochs > 0."""
     out, w = Outcome([], [], []), problem.start
     everyone, seen = range(len(problem.x)), set()
@@ -158,7 +158,9 @@ def fedavg(problem, finetune_epochs=0, finetune_part="all", mu=0.0, twist=""):
             w = mean(problem, cohort, parts, twist)
         trained = HEAD if (finetune_part == "head") != (twist == "fine-tunes the other part") else BODY + HEAD
         epochs = 0 if twist == "no fine-tuning" else finetune_epochs
-        personal = [train(problem, k, w, epochs, trained, twist=twist) if epochs else w for k in everyone]
+        slower = finetune_lr and twist != "fine-tunes at the training rate"
+        tuned = replace(problem, lr=finetune_lr) if slower else problem
+        personal = [train(tuned, k, w, epochs, trained, twist=twist) if epochs else w for k in everyone]
         if twist == "fine-tuned model is sent":
             w = mean(problem, cohort, [personal[k] for k in cohort])
         seen |= set(cohort)
@@ -213,7 +215,8 @@ def fedper(problem, new_head_epochs, twist=""):
 
     def fit(k, p):
         both = twist == "unseen keeps all it trained"
-        return train(problem, k, p, new_head_epochs, BODY + HEAD if both else HEAD)
+        epochs = 5 if twist == "unseen fits for five epochs" else new_head_epochs or None
+        return train(problem, k, p, epochs, BODY + HEAD if both else HEAD)
 
     return split(problem, phases, fit, HEAD, BODY, twist)
 

@@ -28,6 +28,7 @@ class FedAvg(Algorithm):
 
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
     finetune_part: str = knob("all", "what fine-tuning trains", choices=("all", "head"))
+    finetune_lr: float = knob(0.0, "learning rate of fine-tuning; 0 = as in training", low=0)
 
     def client_update(self, local, state, down):
         """Train the received model and send it back."""
@@ -35,4 +36,4 @@ class FedAvg(Algorithm):
 
     def personalize(self, local, state, down):
         """The global model, fine-tuned if asked."""
-        return local.finetune(down["model"], self.finetune_epochs, self.finetune_part)
+        return local.finetune(down["model"], self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None)

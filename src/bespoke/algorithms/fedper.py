@@ -24,7 +24,9 @@ class FedPer(Algorithm):
     Bytes per client and round: the body up, the body down.
     """
 
-    new_head_epochs: int = knob(5, "epochs in which a client that never took part fits its head", low=0)
+    new_head_epochs: int = knob(
+        5, "epochs in which a client that never took part fits its head; 0 = as in training", low=0
+    )
     private = ("head",)
 
     def server_init(self, task, params, num_clients, key):
@@ -47,7 +49,7 @@ class FedPer(Algorithm):
 
     def adapt(self, local, state, down):
         """Fit the head on the fixed body."""
-        params = local.finetune(down["body"] | state["head"], self.new_head_epochs, part="head")
+        params = local.finetune(down["body"] | state["head"], self.new_head_epochs or None, part="head")
         return {"head": local.task.head(params)}
 
     def personalize(self, local, state, down):

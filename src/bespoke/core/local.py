@@ -231,8 +231,13 @@ class Local:
             rate = self.lr if start is None else self.lr * (start / base)
         return rate if self.mapped else rate.item()
 
-    def finetune(self, params: Tree, epochs: int, part: str = "all", tag: int = 0, lr: Rates | None = None) -> Tree:
-        """Train all parameters, or the head alone, for so many epochs with the task's own loss; ``lr`` as in `sgd`."""
+    def finetune(
+        self, params: Tree, epochs: int | None, part: str = "all", tag: int = 0, lr: Rates | None = None
+    ) -> Tree:
+        """Train all parameters, or the head alone, for so many epochs with the task's own loss; ``lr`` as in `sgd`.
+
+        None stands for the epochs or steps of ``[training]``.
+        """
         if epochs == 0:
             return params
         loss = self.task.loss

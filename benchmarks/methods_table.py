@@ -1,0 +1,50 @@
+"""Fill the columns "cost" and "lines" of the README's table of methods, from ``methods.json`` and the files themselves.
+
+``python benchmarks/methods_table.py`` after ``python benchmarks/methods.py``, or after a method's file has changed. A
+test of the gate holds the table to this. A method that was not measured has no cost.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from methods import code_lines
+
+README = Path(__file__).parents[1] / "README.md"
+MEASURED = Path(__file__).with_name("methods.json")
+HEADER = "| name | paper | venue |"
+
+
+def cost(row: dict[str, Any]) -> str:
+    """A round of training, in rounds of FedAvg, and an evaluation if it costs a tenth of such a round."""
+    if "error" in row:
+        return ""
+    fedavg = row["seconds"] / row["ratio"]
+    evaluation = row["evaluate_seconds"] / fedavg
+    return f"{row['ratio']:.1f}" + (f" + {evaluation:.1f}" if evaluation > 0.1 else "")
+
+
+def filled(text: str, measured: list[dict[str, Any]]) -> str:
+    """The README with the two columns as they should be."""
+    costs = {row["name"]: cost(row) for row in measured}
+    lines, inside = text.splitlines(), False
+    for number, line in enumerate(lines):
+        inside = line.startswith(HEADER) or (inside and line.startswith("|"))
+        if inside and line.startswith("| `"):
+            cells = [cell.strip() for cell in line.split("|")[1:-3]]
+            names = [name.strip("` ") for name in cells[0].split(",")]
+            found = "; ".join(dict.fromkeys(costs[name] for name in names if costs.get(name)))
+            lines[number] = "| " + " | ".join([*cells, found, str(code_lines(names[0]))]) + " |"
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Rewrite the README's table."""
+    measured = json.loads(MEASURED.read_text())["methods"] if MEASURED.exists() else []
+    README.write_text(filled(README.read_text(encoding="utf-8"), measured), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
