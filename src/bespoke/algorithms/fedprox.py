@@ -23,7 +23,8 @@ class FedProx(Algorithm):
     The term is part of the loss, so momentum, weight decay and Adam see it as they see the gradient of
     F_k; mu = 0 is FedAvg. Clients are drawn as configured and weighted by their rows (the paper's
     experiments), not drawn in proportion to their rows (its Algorithm 2). Every client does the full
-    local work: there are no simulated stragglers.
+    local work: there are no simulated stragglers. Nothing is kept on a client: an unseen one is treated like
+    any other.
     Bytes per client and round: the model up, the model down.
     """
 

@@ -31,8 +31,8 @@ class PerFedAvg(Algorithm):
     the distance of these two from w (``delta_scale = "absolute"``: times |v|, as in the paper: in float32 that is
     lost in rounding where v is small). Epochs count rows read, so there are half or a third as many steps as in
     FedAvg. Steps are plain: of the optimiser's settings only ``lr``, its schedule and ``weight_decay`` (in the outer
-    step) count. Clients are weighted by their rows (the paper: uniformly). At prediction every client, met before or
-    not, takes one step of rate alpha on all its train rows, or ``finetune_epochs`` epochs of such steps on minibatches.
+    step) count. Clients are weighted by their rows (the paper: uniformly). At prediction every client, an unseen one
+    too, takes one step of rate alpha on all its train rows, or ``finetune_epochs`` epochs of such steps on minibatches.
     Bytes per client and round: the model up, the model down.
     """
 

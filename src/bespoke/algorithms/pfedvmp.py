@@ -28,7 +28,8 @@ class PFedVMP(Algorithm):
     The pseudo-inverse comes from the Gram matrix of a client's rows and a Cholesky solve, with a smooth cut-off ``cut``
     relative to the mean within-class variance, so that near-duplicate rows do not get all the say. A class that a
     client lacks contributes nothing; the penalty waits until a centroid exists. ``aggregation = "mean"`` is the paper's
-    ablation, weighted by rows. The first prediction is body and head, the second the nearest centroid.
+    ablation, weighted by rows. The first prediction is body and head, the second the nearest centroid. A client that
+    never took part fits its head on the fixed body for ``new_head_epochs``, without the penalty.
     Bytes per client and round: down body and centroids; up body and, for each present class, its mean and the smaller
     of the packed precision and its low-rank factor.
     """

@@ -28,7 +28,7 @@ class SelfFL(Algorithm):
     registered clients, those not heard of counting as the average. ``steps_rule``: "mean" is equation (8) for a mean
     loss (curvature 1 / (n sigma_m^2)), "sum" as printed. ``variance``: the scatter (as printed) or over n - 1. A client
     with fewer than two results starts at the global model, takes ``default_steps`` and weighs like the median one; so
-    do all in warm rounds, with rows for weights. The global model moves by the share of clients that took part.
+    do all in warm rounds, by rows; an unseen one adapts so. The global model moves by the share of clients present.
     Bytes per client and round: the model and two numbers, up and down.
     """
 
