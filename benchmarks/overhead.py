@@ -125,8 +125,8 @@ def main() -> int:
     ]
     for case in cases:
         print(
-            "{case}: loop {loop_s} s against {hand_written_s} s by hand, ratio {ratio} (bar {bar}); batched {batched_s} s, "
-            "ratio {batched_ratio}".format(**case)
+            "{case}: loop {loop_s} s against {hand_written_s} s by hand, ratio {ratio} (bar {bar}); "
+            "batched {batched_s} s, ratio {batched_ratio}".format(**case)
         )
     result = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1, "cases": cases}
     Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")

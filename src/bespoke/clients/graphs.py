@@ -6,6 +6,7 @@ often as the clients at hand need, with fewer lanes as they finish. Programs ser
 """
 
 import contextlib
+import gc
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -160,8 +161,10 @@ class Graphs(Eager):
             self._pieces.start()
             plan.result, plan.breaks = block(plan.inputs)
             plan.piece(self._pieces.stop())
+        except BaseException:
+            self._pieces.give_up()
+            raise
         finally:
-            self._pieces.abandon()
             self._recording = None
         self.seconds["capture"] += time.perf_counter() - begin
 
@@ -205,36 +208,43 @@ class _Memory:
     """Memory that recordings share, and the recording that is under way in it."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
+        self._stream = stream
         self._graph: torch.cuda.CUDAGraph | None = None
-        with torch.cuda.stream(stream):  # a pool without any recording would be taken away
+        self._renew()
+
+    def _renew(self) -> None:
+        """A pool of its own. One without any recording would be taken away, so it is given a first one."""
+        self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(self._stream):
             self.start()
-            torch.zeros(1, device=stream.device)
+            torch.zeros(1, device=self._stream.device)
             self._first = self.stop()
 
     def start(self) -> None:
         """Record from here on."""
+        self._collects = gc.isenabled()
+        gc.disable()  # what the collector would free on the device cannot be freed in a recording
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._graph = graph
 
     def stop(self) -> torch.cuda.CUDAGraph:
         """The recording."""
         graph, self._graph = self._graph, None
         assert graph is not None
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            # An operation has spoilt the recording; torch then forgets to leave the pool.
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
-            raise
+        graph.capture_end()
+        if self._collects:
+            gc.enable()
         return graph
 
-    def abandon(self) -> None:
-        """Leave a recording, sound or not."""
+    def give_up(self) -> None:
+        """Leave a recording that an operation has spoilt, and with it the pool, which torch may not release."""
         if self._graph is not None:
             with contextlib.suppress(RuntimeError):
                 self.stop()
+        if self._collects:
+            gc.enable()
+        self._renew()
 
 
 class _Plan:
@@ -325,5 +335,6 @@ class _Program:
             self._memory.start()
             self._once(lanes)
             self._graphs[lanes] = self._memory.stop()
-        finally:
-            self._memory.abandon()
+        except BaseException:
+            self._memory.give_up()
+            raise
