@@ -210,6 +210,7 @@ class _Memory:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._firsts: list[torch.cuda.CUDAGraph] = []
         self._renew()
 
     def _renew(self) -> None:
@@ -218,7 +219,7 @@ class _Memory:
         with torch.cuda.stream(self._stream):
             self.start()
             torch.zeros(1, device=self._stream.device)
-            self._first = self.stop()
+            self._firsts.append(self.stop())
 
     def start(self) -> None:
         """Record from here on."""
