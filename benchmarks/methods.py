@@ -1,0 +1,248 @@
+"""What each method costs: seconds of a round and of an evaluation, bytes on the wire, memory, lines of code.
+
+One workload for all: 20 clients of 100 to 400 random 32x32 colour images, pFedVMP's CNN with GroupNorm (which FedBN and
+FedPCE need), batches of 50, two epochs, everyone in every round, each method with its own defaults. Rounds of FedAvg
+run in turn with the method's, and the ratio is that of the two medians; FedAvg's own line shows how far to trust it.
+
+``python benchmarks/methods.py`` takes CUDA where there is some; it prints a line for each method as it goes and keeps
+``methods.json`` beside itself, from which ``benchmarks/methods_table.py`` fills the table of the README. A method that
+fails has its error in its line. On a CPU, ``--device cpu --rounds 2 --clients 4 --rows 20 60`` is a quick look.
+"""
+
+import argparse
+import ast
+import gc
+import inspect
+import json
+import platform
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bespoke.algorithms import ALGORITHMS, method_class
+from bespoke.api import BACKENDS, pick_backend, pick_device, pick_precision
+from bespoke.core import rng
+from bespoke.core.data import Pool, Rows
+from bespoke.core.settings import Training
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+from bespoke.federation import Evaluation, Federation
+from bespoke.models import ModelSettings, build_task
+
+MODEL = ModelSettings(name="pfedvmp_cnn", norm="group")
+TRAINING = Training(rounds=1000, epochs=2, batch=50, lr=0.01, momentum=0.5)
+ENOUGH = 3.0  # seconds of measured rounds after which three of them will do
+COLUMNS = "{:<11} {:>9} {:>8} {:>9} {:>10} {:>10} {:>8} {:>6}  {}"
+
+
+def images(clients: int, fewest: int, most: int) -> Pool:
+    """Random colour images: clients of evenly spread sizes, and a fifth as many test rows."""
+    sizes = torch.linspace(fewest, most, clients).round().long().tolist()
+    tests = [max(1, n // 5) for n in sizes]
+    count, key = sum(sizes) + sum(tests), rng.key(1)
+    lists = torch.arange(count).split(sizes + tests)
+    y = (rng.bits(key, torch.arange(count)) % 10).long()
+    return Pool(
+        rng.uniform(key, (count, 3, 32, 32)) * 2 - 1,
+        y,
+        Rows.of(lists[:clients]),
+        Rows.of(lists[clients:]),
+        Rows.of([[]] * clients),
+        10,
+        clients,
+        tuple(str(i) for i in range(clients)),
+    )
+
+
+class Memory:
+    """The records of a run, kept in memory: the last line of each kind."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, Any] = {}
+
+    def append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        self.last[name] = rows[-1]
+
+    def clients(self) -> Iterable[dict[str, Any]]:
+        return []
+
+
+class Runs:
+    """One method's federation, a round at a time."""
+
+    def __init__(self, name: str, task: Task, params: Tree, pool: Pool) -> None:
+        method, everyone = ALGORITHMS[name](), pool.num_clients
+        backend = BACKENDS[pick_backend("auto", task.device)]
+        self.clients = backend(method, task, params, pool, TRAINING, seed=0)
+        self.federation = Federation(
+            method, task, params, self.clients, everyone, everyone, TRAINING, Evaluation(), seed=0
+        )
+        self.server = self.federation.start()
+        self.records, self.rounds = Memory(), 0
+
+    def round(self) -> None:
+        """Train everyone and aggregate."""
+        self.rounds += 1
+        self.server = self.federation.run(self.records, self.server, self.rounds, stop=lambda: True)
+
+    def evaluate(self) -> None:
+        """Personalise and count, for everyone."""
+        everyone = range(self.federation.num_clients)
+        self.clients.evaluate(self.rounds, everyone, *self.federation.down(self.server, everyone))
+
+
+def seconds(work: Callable[[], None]) -> float:
+    """Seconds of a call, the device's work included."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+class Peak:
+    """Bytes at most in use since it was made, beyond those in use then: on CUDA, or the process's on the CPU.
+
+    Linux tells the latter, and forgets its earlier peak on request; elsewhere the answer is None. A process uses again
+    what an earlier method gave back, so on the CPU the figure is a lower bound.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        gc.collect()
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self.base: int | None = torch.cuda.memory_allocated()
+        else:
+            try:
+                Path("/proc/self/clear_refs").write_text("5")
+            except OSError:
+                self.base = None
+            else:
+                self.base = self._status("VmRSS")
+
+    def read(self) -> int | None:
+        if self.base is None:
+            return None
+        most = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else self._status("VmHWM")
+        return max(0, most - self.base)
+
+    @staticmethod
+    def _status(name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+
+
+def code_lines(name: str) -> int:
+    """Lines of the method's file without blank ones, comments and docstrings."""
+    text = Path(inspect.getfile(method_class(name))).read_text(encoding="utf-8")
+    lines = {i for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith("#")}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def measure(name: str, task: Task, params: Tree, pool: Pool, rounds: int, baseline: Runs) -> dict[str, Any]:
+    """All figures of one method."""
+    begin, peak = time.perf_counter(), Peak(task.device)
+    runs = Runs(name, task, params, pool)
+    warm = 3 if task.device.type == "cuda" else 1  # on CUDA a shape is seen, recorded, and replayed
+    for _ in range(warm):
+        runs.round()
+    for _ in range(warm - 1):
+        runs.evaluate()
+    evaluation = min(seconds(runs.evaluate) for _ in range(2))
+    most = peak.read()
+    own, fedavg = list[float](), list[float]()
+    while len(own) < rounds and (len(own) < 3 or sum(own) < ENOUGH):
+        own.append(seconds(runs.round))
+        fedavg.append(seconds(baseline.round))
+    row = runs.records.last["rounds.jsonl"]
+    notes = [*runs.clients.notes, *([row["note"]] if "note" in row else [])]
+    if row["refused"]:
+        notes.append(f"{len(row['refused'])} clients were refused: {next(iter(row['refused'].values()))}")
+    return {
+        "name": name,
+        "seconds": statistics.median(own),
+        "ratio": statistics.median(own) / statistics.median(fedavg),
+        "evaluate_seconds": evaluation,
+        "bytes_up": round(row["bytes_up"] / len(row["cohort"])),
+        "bytes_down": round(row["bytes_down"] / len(row["cohort"])),
+        "peak_bytes": most,
+        "code_lines": code_lines(name),
+        "notes": notes,
+        "rounds": len(own),
+        "benchmark_seconds": time.perf_counter() - begin,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A measured method as a line of the table."""
+    if "error" in row:
+        return f"{row['name']:<11} failed: {row['error']}"
+    return COLUMNS.format(
+        row["name"],
+        f"{row['seconds']:.4f}",
+        f"{row['ratio']:.2f}",
+        f"{row['evaluate_seconds']:.4f}",
+        f"{row['bytes_up'] / 1e6:.4f}",
+        f"{row['bytes_down'] / 1e6:.4f}",
+        "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
+        row["code_lines"],
+        f"[{row['benchmark_seconds']:.1f} s] {'; '.join(row['notes'])}",
+    )
+
+
+def main() -> int:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", default=",".join(ALGORITHMS), help="names, with commas between them")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each method")
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--rows", type=int, nargs=2, default=(100, 400), help="of the smallest and the largest client")
+    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
+    chosen = parser.parse_args()
+    device = pick_device(chosen.device)
+    precision = pick_precision("auto", device, torch.float32)
+    task = build_task(MODEL, (3, 32, 32), 10, device, precision=precision)
+    params, pool = task.init(rng.key(0)), images(chosen.clients, *chosen.rows).to(device, task.dtype)
+    begin, rows = time.perf_counter(), list[dict[str, Any]]()
+    result = {
+        "machine": torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU",
+        "torch": torch.__version__,
+        "precision": precision,
+        "clients": chosen.clients,
+        "rows": list(chosen.rows),
+        "parameters": sum(p.numel() for p in params.values()),
+        "methods": rows,
+    }
+    baseline = Runs("fedavg", task, params, pool)
+    for _ in range(4):
+        baseline.round()
+    print(COLUMNS.format("method", "s a round", "x FedAvg", "s to eval", "MB up", "MB down", "peak MB", "lines", ""))
+    for name in chosen.methods.split(","):
+        try:
+            rows.append(measure(name, task, params, pool, chosen.rounds, baseline))
+        except Exception as error:  # one method's failure is no reason to lose the others' figures
+            traceback.print_exc()
+            rows.append({"name": name, "error": str(error).strip().splitlines()[0] if str(error) else repr(error)})
+        print(line(rows[-1]), flush=True)
+        rounded = [{k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+        Path(chosen.out).write_text(json.dumps(result | {"methods": rounded}, indent=2) + "\n")
+    print(f"{time.perf_counter() - begin:.0f} seconds in all")
+    return int(any("error" in row for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
