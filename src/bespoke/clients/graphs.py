@@ -23,8 +23,8 @@ from bespoke.core.tree import Tree
 # second: a step is cheap to record and runs often, a plan is dear and runs once a round.
 STEP_LANES, PLAN_LANES = 4, 16
 WIDTHS = 1.5  # a plan's rows are rounded up by at most this factor
-MOST_PLANS = 24
-RECORDED = ("_update", "_count", "_adapt_and_count")
+MOST_PLANS = 24  # kept, and fewer
+SPARE = 0.1  # if less than this share of the device's memory is free
 
 
 def _up(number: int, unit: int) -> int:
@@ -80,7 +80,7 @@ class Graphs(Eager):
     def call(
         self, name: str, sizes: Sequence[int], block: Callable[[Tree], tuple[Tree, int]], inputs: Tree
     ) -> tuple[Tree, int]:
-        """What ``block(inputs)`` gives, by the way its shape allows."""
+        """What ``block(inputs)`` gives, by the way its shape allows; a ``name`` always stands for the same work."""
         self.begin(sizes)
         self._name, self._loops = name, 0
         flat, spec = tree.flatten_any(inputs)
@@ -101,7 +101,7 @@ class Graphs(Eager):
         if plan is not None:
             self._plans.move_to_end(key)
             plan.replay(flat)
-        elif self.record and known and name in RECORDED and self._failures.get(key, 0) < 2:
+        elif self.record and known and self._failures.get(key, 0) < 2:
             plan = self._try_to_record(name, key, block, inputs)
         if plan is None:
             self.begin(self.sizes)
@@ -123,9 +123,13 @@ class Graphs(Eager):
                 self._tell(name.strip("_"), error)
             return None
         self._plans[key] = plan
-        while len(self._plans) > MOST_PLANS:
-            self._plans.popitem(last=False)
+        while len(self._plans) > MOST_PLANS or (len(self._plans) > 1 and self._crowded()):
+            self._plans.popitem(last=False)  # the one that was not used for longest
         return plan
+
+    def _crowded(self) -> bool:
+        free, total = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) < SPARE * total
 
     def _tell(self, what: str, error: Exception) -> None:
         note = f"{what} runs without a recorded graph: {str(error).strip().splitlines()[0]}"
