@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import bespoke
-from bespoke import algorithms
+from bespoke import algorithms, api
 from bespoke.core import tree
 from bespoke.errors import UserError
 from bespoke.records import RunFolder
@@ -380,3 +380,26 @@ def test_the_backend_follows_the_device_unless_one_is_named():
     assert bespoke.api.pick_backend("batched", torch.device("cpu")) == "batched"
     with pytest.raises(bespoke.UserError, match="there is no backend 'both': use one of batched, loop or auto"):
         bespoke.api.pick_backend("both", torch.device("cpu"))
+
+
+# --- precision ------------------------------------------------------------------------------------------------
+
+
+def test_precision_is_float32_on_the_cpu_and_recorded(tmp_path):
+    run = bespoke.run(experiment("fedavg", rounds=1), tmp_path)
+    assert run.folder.read_json("environment.json")["precision"] == "fp32"
+    assert [api.pick_precision("auto", torch.device(d), torch.float32) for d in ("cpu", "cuda")] == ["fp32", "bf16"]
+    assert api.pick_precision("auto", torch.device("cuda"), torch.float64) == "fp32"
+    assert api.pick_precision("tf32", torch.device("cuda"), torch.float32) == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("precision", "sentence"),
+    [
+        ("bf16", "precision bf16 needs a CUDA device: use fp32 on the CPU"),
+        ("half", "there is no precision 'half': use one of fp32, tf32, bf16"),
+    ],
+)
+def test_a_precision_that_cannot_be_is_refused(precision, sentence, tmp_path):
+    with pytest.raises(UserError, match=sentence):
+        bespoke.run(experiment("fedavg", rounds=1), tmp_path, device="cpu", precision=precision)

@@ -133,6 +133,7 @@ def test_what_cannot_be_recorded_runs_eagerly_with_a_note():
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(after), tree.leaves(again), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("method", [FedAvg(), PFedFDA()], ids=["fedavg", "pfedfda"])
 def test_clients_work_without_waiting_for_the_device(method):
     server, _, clients, _ = played(method)

@@ -322,6 +322,16 @@ def test_the_default_is_torchs_own_layers(monkeypatch):
     assert not fast.usable(drawn(2), "fp32")
 
 
+def test_a_second_derivative_is_refused_in_one_sentence(reference):
+    x, weight, bias = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
+
+    def loss(weight):
+        return fast.conv_stage(x, weight, bias, 1, 0.1, "tf32").square().sum()
+
+    with pytest.raises(UserError, match="second derivatives, which the fast layers do not have: use precision fp32"):
+        grad(lambda w: grad(loss)(w).square().sum())(weight)
+
+
 def test_an_unknown_precision_is_refused():
     module = build_module(ModelSettings(name="cnn"), (1, 8, 8), 3)
     with pytest.raises(UserError, match="one of fp32, tf32, bf16, not 'half'"):

@@ -110,7 +110,8 @@ def test_with_everyone_there_the_start_is_the_mean_of_the_others():
     played = play(method, task(), start(), pool(), training, [everyone] * 3, "loop", inspect=False)
     server = played.server[-1]
     clients = BACKENDS["loop"](method, Still(Net, "head", 3, dtype=torch.float64), start(), pool(), training, 0)
-    clients.restore({c: s | {"moments": {}} for c, s in ((c, {"state": s}) for c, s in played.states[-1].items())})
+    for client, state in played.states[-1].items():
+        clients.store.put([client], tree.stack([{"state": state, "moments": {}}]))
     begun = clients.train(4, everyone, method.broadcast(server), {}).uploads.tree["theta"]
     weights = 1.0 / (server["sigma0"] + server["sigma"])
     for k in everyone:
@@ -159,7 +160,7 @@ def test_a_round_of_the_method_in_the_gaussian_world(backend):
     for k in range(count):  # each client has seen its z with the variance s
         theta = zero | {"head.bias": torch.from_numpy(z[k])}
         history = {"mean": tree.to(theta, torch.float64), "m2": s * one, "count": 3.0 * one}
-        clients._states[k] = {"state": {"theta": theta, "history": history}, "moments": {}}
+        clients.store.put([k], tree.stack([{"state": {"theta": theta, "history": history}, "moments": {}}]))
     common = zero | {"head.bias": torch.from_numpy(z.mean(axis=0))}
     down = {"model": common, "sigma0": sigma0 * one, "total": count * weight * one}
     trained = clients.train(1, list(range(count)), down, {})

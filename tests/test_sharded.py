@@ -90,10 +90,9 @@ class Busy(Algorithm):
         return tree.map(lambda w: w + 0.01 * down["vote"] + 0.01 * state["rounds"], down["model"])
 
 
-bespoke.register("busy", Busy)
-for kind in ("broken", "deadly"):
-    # The small experiment has clients of unequal size; client 3 is at home in the second process.
-    bespoke.register(kind, functools.partial(Busy, **{kind: (3,)}))
+# The small experiment has clients of unequal size; client 3 is at home in the second process.
+OWN = {"busy": Busy} | {kind: functools.partial(Busy, **{kind: (3,)}) for kind in ("broken", "deadly")}
+
 
 COMMON = {"data": DATA, "model": MLP, "evaluation": {"every": 2}, "rounds": 4, "rate": 0.6}
 REP = bespoke.FedRep(head_epochs=1)
@@ -586,6 +585,8 @@ def test_each_process_takes_the_gpu_of_its_number(monkeypatch):
 
 
 if __name__ == "__main__":
+    for name, factory in OWN.items():  # not for the tests of other files
+        bespoke.register(name, factory)
     if sys.argv[1] == "command":
         del sys.argv[1]
         cli.main()

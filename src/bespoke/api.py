@@ -258,6 +258,7 @@ def federate(
     out: str | Path | None = None,
     backend: str = "auto",
     device: str = "auto",
+    precision: str = "auto",
     states: str = "device",
     resume: bool = False,
     evaluate_every: int = 0,
@@ -290,7 +291,9 @@ def federate(
         seed=seed,
         skip_empty=experiment.training.skip_empty,
     )
-    task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, pick_device(device), torch.get_default_dtype())
+    where, dtype = pick_device(device), torch.get_default_dtype()
+    own = pick_precision(precision, where, dtype)
+    task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, where, dtype, own)
     experiment = replace(
         experiment,
         data=DataSettings(

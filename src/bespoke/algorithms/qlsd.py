@@ -34,7 +34,7 @@ class QLSD(Algorithm):
     Bytes per client and round: up the quantised model and one number, down the model (twice with ``average_from``).
     """
 
-    step: float = knob(0.5, "gamma times the train rows of all clients: the step on their mean loss", above=0)
+    step: float = knob(0.05, "gamma times the train rows of all clients: the step on their mean loss", above=0)
     levels: int = knob(256, "quantisation levels; 0 = no quantisation", low=0)
     temperature: float = knob(1.0, "variance of the noise relative to the posterior's", low=0)
     prior: float = knob(1.0, "precision of the weights' prior", low=0)

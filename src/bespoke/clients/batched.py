@@ -30,6 +30,7 @@ class BatchedClients(Simulated):
     def __init__(self, *args: Any, graphs: bool = True, **options: Any) -> None:
         """As :class:`Simulated`; without ``graphs`` nothing is recorded, also on CUDA."""
         super().__init__(*args, **options)
+        self.fewest = max(1, min(self.pool.train.sizes))
         self.runner: Eager = Eager()
         if self.task.device.type == "cuda":
             self.similar = 0.0  # lanes are dropped as clients finish, so that unequal ones may share a block
@@ -85,18 +86,21 @@ class BatchedClients(Simulated):
     def _block(self, call: Call) -> tuple[Tree, int]:
         pool, device, count = self.pool, self.root.device, len(call.clients)
         sizes = [pool.train.sizes[c] for c in call.clients]
-        idle = self.runner.lanes(count) - count
+        # Work of the clients' own can be recorded by its name; what a probe brings along may be anything.
+        name = call.fn.__name__ if getattr(call.fn, "__self__", None) is self else ""
+        runner = self.runner if name else Eager()
+        idle = runner.lanes(count) - count
         call = call.part([*range(count), *[count - 1] * idle])  # an idle lane repeats the last client, to no effect
         group = call.clients
         # What is recorded for this block serves others too, so it may know no more of the sizes than this.
-        fewest, most = min(pool.train.sizes), self.runner.width(max(sizes))
+        most = runner.width(max(sizes))
         width = call.width or most + self.padding
         ids = on_device(torch.tensor(list(group)), device)
         lanes = {
             "data": pool.train.block(group, width),
             "splits": {
-                name: lists.block(group, self.runner.width(max(1, *(lists.sizes[c] for c in group))) + self.padding)
-                for name, lists in (self.held_out().items() if call.held_out else ())
+                split: lists.block(group, runner.width(max(1, *(lists.sizes[c] for c in group))) + self.padding)
+                for split, lists in (self.held_out().items() if call.held_out else ())
             },
             "key": on_device(rng.stream(self.host_root, call.purpose, call.round, torch.tensor(list(group))), device),
             "extra": tree.take(pool.extra, ids),
@@ -108,8 +112,8 @@ class BatchedClients(Simulated):
         def one(lane: Tree, same: Tree) -> Tree:
             rows, n = lane["data"]
             data, extra, stored = self.data(rows, n, lane["extra"]), lane["extra"], lane["stored"]
-            local = self.desk(same["clock"], data, lane["key"], stored["moments"], fewest, most, self.runner)
-            held_out = {name: self.data(rows, n, extra) for name, (rows, n) in lane["splits"].items()}
+            local = self.desk(same["clock"], data, lane["key"], stored["moments"], self.fewest, most, runner)
+            held_out = {split: self.data(rows, n, extra) for split, (rows, n) in lane["splits"].items()}
             out = call.fn(local, held_out, stored["state"], same["shared"] | lane["own"])
             breaks.append(local.breaks)
             return out
@@ -120,6 +124,5 @@ class BatchedClients(Simulated):
                 return vmap(one, in_dims=(0, None))(inputs["lanes"], inputs["same"]), breaks[0]
 
         breaks: list[int] = []
-        name = getattr(call.fn, "__name__", "")
-        out, broke = self.runner.call(name, sizes, block, {"lanes": lanes, "same": same})
+        out, broke = runner.call(name, sizes, block, {"lanes": lanes, "same": same})
         return (tree.map(lambda x: x[:count], out) if idle else out), broke

@@ -6,6 +6,7 @@ often as the clients at hand need, with fewer lanes as they finish. Programs ser
 """
 
 import contextlib
+import gc
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -22,8 +23,8 @@ from bespoke.core.tree import Tree
 # second: a step is cheap to record and runs often, a plan is dear and runs once a round.
 STEP_LANES, PLAN_LANES = 4, 16
 WIDTHS = 1.5  # a plan's rows are rounded up by at most this factor
-MOST_PLANS = 24
-RECORDED = ("_update", "_count", "_adapt_and_count")
+MOST_PLANS = 24  # kept, and fewer
+SPARE = 0.1  # if less than this share of the device's memory is free
 
 
 def _up(number: int, unit: int) -> int:
@@ -79,7 +80,7 @@ class Graphs(Eager):
     def call(
         self, name: str, sizes: Sequence[int], block: Callable[[Tree], tuple[Tree, int]], inputs: Tree
     ) -> tuple[Tree, int]:
-        """What ``block(inputs)`` gives, by the way its shape allows."""
+        """What ``block(inputs)`` gives, by the way its shape allows; a ``name`` always stands for the same work."""
         self.begin(sizes)
         self._name, self._loops = name, 0
         flat, spec = tree.flatten_any(inputs)
@@ -100,7 +101,7 @@ class Graphs(Eager):
         if plan is not None:
             self._plans.move_to_end(key)
             plan.replay(flat)
-        elif self.record and known and name in RECORDED and self._failures.get(key, 0) < 2:
+        elif self.record and known and self._failures.get(key, 0) < 2:
             plan = self._try_to_record(name, key, block, inputs)
         if plan is None:
             self.begin(self.sizes)
@@ -122,9 +123,13 @@ class Graphs(Eager):
                 self._tell(name.strip("_"), error)
             return None
         self._plans[key] = plan
-        while len(self._plans) > MOST_PLANS:
-            self._plans.popitem(last=False)
+        while len(self._plans) > MOST_PLANS or (len(self._plans) > 1 and self._crowded()):
+            self._plans.popitem(last=False)  # the one that was not used for longest
         return plan
+
+    def _crowded(self) -> bool:
+        free, total = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) < SPARE * total
 
     def _tell(self, what: str, error: Exception) -> None:
         note = f"{what} runs without a recorded graph: {str(error).strip().splitlines()[0]}"
@@ -160,8 +165,10 @@ class Graphs(Eager):
             self._pieces.start()
             plan.result, plan.breaks = block(plan.inputs)
             plan.piece(self._pieces.stop())
+        except BaseException:
+            self._pieces.give_up()
+            raise
         finally:
-            self._pieces.abandon()
             self._recording = None
         self.seconds["capture"] += time.perf_counter() - begin
 
@@ -205,36 +212,44 @@ class _Memory:
     """Memory that recordings share, and the recording that is under way in it."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
+        self._stream = stream
         self._graph: torch.cuda.CUDAGraph | None = None
-        with torch.cuda.stream(stream):  # a pool without any recording would be taken away
+        self._firsts: list[torch.cuda.CUDAGraph] = []
+        self._renew()
+
+    def _renew(self) -> None:
+        """A pool of its own. One without any recording would be taken away, so it is given a first one."""
+        self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(self._stream):
             self.start()
-            torch.zeros(1, device=stream.device)
-            self._first = self.stop()
+            torch.zeros(1, device=self._stream.device)
+            self._firsts.append(self.stop())
 
     def start(self) -> None:
         """Record from here on."""
+        self._collects = gc.isenabled()
+        gc.disable()  # what the collector would free on the device cannot be freed in a recording
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._graph = graph
 
     def stop(self) -> torch.cuda.CUDAGraph:
         """The recording."""
         graph, self._graph = self._graph, None
         assert graph is not None
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            # An operation has spoilt the recording; torch then forgets to leave the pool.
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
-            raise
+        graph.capture_end()
+        if self._collects:
+            gc.enable()
         return graph
 
-    def abandon(self) -> None:
-        """Leave a recording, sound or not."""
+    def give_up(self) -> None:
+        """Leave a recording that an operation has spoilt, and with it the pool, which torch may not release."""
         if self._graph is not None:
             with contextlib.suppress(RuntimeError):
                 self.stop()
+        if self._collects:
+            gc.enable()
+        self._renew()
 
 
 class _Plan:
@@ -325,5 +340,6 @@ class _Program:
             self._memory.start()
             self._once(lanes)
             self._graphs[lanes] = self._memory.stop()
-        finally:
-            self._memory.abandon()
+        except BaseException:
+            self._memory.give_up()
+            raise

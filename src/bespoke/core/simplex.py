@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+ON_HOST = 64  # programmes of at most so many weights are solved there
+
 
 def project(v: Tensor) -> Tensor:
     """The nearest point (..., m) of the simplex {a >= 0, sum a = 1} to each v (..., m).
@@ -22,7 +24,9 @@ def minimise(quadratic: Tensor, linear: Tensor, steps: int = 1000) -> Tensor:
     ``quadratic`` Q (m, m) is positive definite and the same for all. Projected gradient with Nesterov's momentum, which
     is dropped whenever it points uphill: a fixed number of steps for all programmes.
     """
-    q, b = quadratic.double(), linear.double()
+    # Thousands of launches cost a GPU more than small matrices cost the host.
+    device = torch.device("cpu") if len(quadratic) <= ON_HOST else linear.device
+    q, b = quadratic.double().to(device), linear.double().to(device)
     largest = q.abs().sum(dim=-1).amax()  # no eigenvalue is above the largest sum of a row
     a = ahead = torch.full_like(b, 1.0 / len(q))
     pace = torch.ones_like(b[:, :1])
@@ -33,7 +37,7 @@ def minimise(quadratic: Tensor, linear: Tensor, steps: int = 1000) -> Tensor:
         faster = 0.5 * (1.0 + (1.0 + 4.0 * pace.square()).sqrt())
         ahead = new + (pace - 1.0) / faster * (new - a)
         a, pace = new, faster
-    return a
+    return a.to(linear.device)
 
 
 def mixtures(variance: Tensor, vectors: Tensor, smallest: float) -> Tensor:

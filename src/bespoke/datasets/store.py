@@ -19,6 +19,7 @@ import numpy as np
 from bespoke.datasets.content import Hashes
 from bespoke.datasets.examples import Examples
 from bespoke.errors import UserError
+from bespoke.files import fsync_folder
 
 VARIABLE = "BESPOKE_DATA"
 MANIFEST = "manifest.json"
@@ -112,7 +113,7 @@ def write(name: str, examples: Examples, found: Hashes, source: str, verified: b
             }
             _put(temporary / MANIFEST, [(json.dumps(manifest, indent=1) + "\n").encode()])
             os.rename(temporary, folder(name))
-            _sync_folder(root())
+            fsync_folder(root())
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -174,11 +175,3 @@ def _put(path: Path, parts: Any, header: dict[str, Any] | None = None) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

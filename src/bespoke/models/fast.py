@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+from bespoke.errors import UserError
+
+NO_SECOND = "this method takes second derivatives, which the fast layers do not have: use precision fp32"
 _LARGEST_GROUP = 1 << 14  # numbers
 _OPERANDS = {"tf32": torch.float32, "bf16": torch.bfloat16}
 
@@ -198,6 +200,10 @@ class _ConvolutionGradient(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Nothing is kept: there is no second derivative."""
 
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        raise UserError(NO_SECOND)
+
 
 # --- normalisation ------------------------------------------------------------------------------------------
 
@@ -256,3 +262,7 @@ class _NormGradient(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Nothing is kept: there is no second derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        raise UserError(NO_SECOND)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bespoke.core import rng
-from bespoke.core.task import Random
+from bespoke.core.task import PRECISIONS, Random
 from bespoke.errors import UserError
 from bespoke.models import fast
 
@@ -146,8 +146,8 @@ class SharedGroupNorm(GroupNorm):
 
 def set_precision(module: nn.Module, precision: str) -> nn.Module:
     """The module with the precision of its fast layers set: fp32 (torch's own layers), tf32 or bf16."""
-    if precision not in fast.PRECISIONS:
-        raise UserError(f"the precision must be one of {', '.join(fast.PRECISIONS)}, not {precision!r}")
+    if precision not in PRECISIONS:
+        raise UserError(f"the precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     for layer in module.modules():
         if isinstance(layer, Stages | Conv2d | GroupNorm):
             layer.precision = precision
