@@ -137,7 +137,8 @@ def test_a_measured_cost_enters_the_table():
     text = "\n".join([header, rule, "| `fedpa`, `fedpa_ft` | A |  | M | 9 | 9 |", "", "| `x` | y |", ""])
     plain = {"name": "fedpa", "seconds": 0.3, "ratio": 1.5, "evaluate_seconds": 0.01}
     lines = methods.code_lines("fedpa")
-    told = readme.filled(text, [plain, plain | {"name": "fedpa_ft", "evaluate_seconds": 0.5}])
+    fedavg = plain | {"name": "fedavg", "seconds": 0.2, "ratio": 1.0, "evaluate_seconds": 0.1}
+    told = readme.filled(text, [fedavg, plain, plain | {"name": "fedpa_ft", "evaluate_seconds": 0.6}])
     assert told.splitlines()[2] == f"| `fedpa`, `fedpa_ft` | A |  | M | 1.5; 1.5 + 2.5 | {lines} |"
     assert told.splitlines()[4] == "| `x` | y |"  # another table
     assert readme.filled(text, [{"name": "fedpa", "error": "no"}]).splitlines()[2].endswith(f"| M |  | {lines} |")

@@ -3,9 +3,11 @@
 A document becomes one Python program with the same line numbers: lines of python blocks are kept, command
 lines that start with `bespoke` in shell blocks become calls, every other line becomes empty. So the blocks of
 a document share their names and a working folder, and a traceback names the document's own line. A block
-right below the comment `<!-- not run: reason -->` is left out.
+right below the comment `<!-- not run: reason -->` is left out. A document has a process of its own; the many pages of
+methods share one, each with names and a folder of its own, since starting Python takes longer than most of them.
 """
 
+import functools
 import os
 import re
 import subprocess
@@ -16,7 +18,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CANDIDATES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-DOCUMENTS = [path for path in CANDIDATES if path.exists()]
+DOCUMENTS = [path for path in CANDIDATES if path.exists() and path.parent.name != "methods"]
+PAGES = sorted(ROOT.glob("docs/methods/*.md"))
 
 FENCE = re.compile(r"(?P<indent>\s*)(?P<ticks>`{3,})\s*(?P<language>\w*)")
 MARKER = re.compile(r"\s*<!--\s*not run\b:?(?P<reason>.*?)-->\s*$")
@@ -69,10 +72,40 @@ def calls(body: list[str]) -> list[str]:
 def run(text: str, folder: Path, name: str = "document.md") -> subprocess.CompletedProcess[str]:
     """Run a document in a folder, with warnings as errors and the `bespoke` of this environment."""
     (folder / name).write_text(program(text), encoding="utf-8")
+    return python(folder, name)
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "PYTHONWARNINGS": "error", "MPLBACKEND": "Agg"}
-    command = [sys.executable, name]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+
+
+DRIVER = """
+import contextlib, os, pathlib, sys, traceback
+
+for name in sys.argv[1:]:
+    path = pathlib.Path(name)
+    os.chdir(path.parent)
+    with open("output", "w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            exec(compile(path.read_text(encoding="utf-8"), path.name, "exec"), {"__name__": "__main__"})
+            pathlib.Path("done").touch()
+        except BaseException:
+            traceback.print_exc()
+"""
+
+
+def run_together(texts: dict[str, str], folder: Path) -> dict[str, str | None]:
+    """Run documents one after another in one process; by name what a failed one printed, None for a sound one."""
+    for name, text in texts.items():
+        (folder / name).mkdir()
+        (folder / name / name).write_text(program(text), encoding="utf-8")
+    (folder / "driver.py").write_text(DRIVER)
+    ended = python(folder, "driver.py", *(str(folder / name / name) for name in texts))
+    outputs = {name: folder / name / "output" for name in texts}
+    told = {name: path.read_text() if path.exists() else ended.stderr for name, path in outputs.items()}
+    return {name: None if (folder / name / "done").exists() else told[name] for name in texts}
 
 
 def test_there_is_a_readme():
@@ -83,6 +116,32 @@ def test_there_is_a_readme():
 def test_document_runs(path, tmp_path):
     done = run(path.read_text(encoding="utf-8"), tmp_path, path.name)
     assert done.returncode == 0, f"{path.relative_to(ROOT)}\n{done.stdout}\n{done.stderr}"
+
+
+@functools.cache
+def pages(names: tuple[str, ...], folder: Path) -> dict[str, str | None]:
+    return run_together({path.name: path.read_text(encoding="utf-8") for path in PAGES if path.name in names}, folder)
+
+
+@pytest.mark.xdist_group("pages")
+@pytest.mark.parametrize("page", [path.name for path in PAGES])
+def test_page_of_a_method_runs(page, request, tmp_path_factory):
+    asked = {
+        item.callspec.params["page"] for item in request.session.items if item.originalname == request.function.__name__
+    }
+    folder = tmp_path_factory.getbasetemp() / "pages"
+    folder.mkdir(exist_ok=True)
+    failed = pages(tuple(sorted(asked)), folder)[page]
+    assert failed is None, failed
+
+
+def test_pages_run_apart_in_one_process(tmp_path):
+    good, other = "```python\nx = 1\nopen('file', 'w').close()\n```\n", "text\n\n```python\nassert x == 1\n```\n"
+    found = run_together({"a.md": good, "b.md": other, "c.md": good, "d.md": "```python\nexit(3)\n```\n"}, tmp_path)
+    assert found["a.md"] is found["c.md"] is None
+    assert 'File "b.md", line 4' in found["b.md"] and "NameError" in found["b.md"]
+    assert "SystemExit: 3" in found["d.md"]
+    assert (tmp_path / "a.md" / "file").exists() and (tmp_path / "c.md" / "file").exists()
 
 
 def test_blocks_share_names_and_keep_their_lines(tmp_path):
