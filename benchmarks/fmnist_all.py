@@ -6,7 +6,8 @@ of ``results/fmnist_all.jsonl`` and are not repeated, so that the same command g
 ``results/fmnist_all.md`` is written, with Local and FedAvg beside every method. The data have to be there:
 ``bespoke data fetch fashion_mnist``, or ``bespoke data import fashion_mnist FILES`` without internet.
 
-No method is tuned: all have their defaults. FedBN and FedPCE, which live in normalisation layers, have the CNN with
+No method is tuned: all have their defaults, and QLSD, whose chain steps on the server, the setting's learning rate as
+its step. FedBN and FedPCE, which live in normalisation layers, have the CNN with
 GroupNorm and a FedAvg of that CNN beside them; MOON is looked at where it is personal, before averaging.
 """
 
