@@ -80,7 +80,8 @@ INTRODUCTION = """\
 
 One fixed setting for every method, that of [experiments/checks/fmnist.toml](../experiments/checks/fmnist.toml), with
 {rounds} rounds: train and test rows pooled, a quarter kept, 20 clients by Dir(0.1), 80/20, the CNN of pFedVMP, SGD at
-0.01 with momentum 0.5, batches of 50, two epochs, everyone in every round. No method was tuned: each has its defaults.
+0.01 with momentum 0.5, batches of 50, two epochs, everyone in every round. No method was tuned: each has its defaults,
+and QLSD this learning rate as the step of its chain.
 
 Mean accuracy of the 20 clients in the last round, in percent, on {machine}; and how far the mean over seeds is above
 that of FedAvg's one model for all (in brackets: in how many of the seeds it is).
