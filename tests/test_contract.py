@@ -20,6 +20,13 @@ CASES = [
 ]
 
 
+@pytest.mark.xdist_group("probe")
+def test_tests_of_a_group_stay_together(request) -> None:
+    """Else each worker would compute the trials of every method for itself."""
+    if request.config.getoption("loadgroup", False):  # as xdist tells its workers
+        assert request.node.nodeid.endswith("@probe")
+
+
 @pytest.mark.parametrize(("name", "check"), CASES)
 def test_contract(name: str, check: str) -> None:
     CHECKS[check](Subject(ALGORITHMS[name](), tolerance=TOLERANCE.get(name, 1e-9)))
