@@ -301,7 +301,15 @@ def test_models_of_a_finished_run_can_be_saved_later(path):
 
 
 @pytest.fixture
-def interrupted(monkeypatch):
+def listening():
+    """Ctrl-C is heard: a test run that was started in the background would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def interrupted(listening, monkeypatch):
     """Presses Ctrl-C in the middle of given rounds, counted over all runs."""
     seen = []
 
@@ -353,7 +361,7 @@ def test_ctrl_c_in_the_last_round_comes_too_late(path, interrupted):
     assert "last round (3)" in done.out
 
 
-def test_ctrl_c_twice_stops_at_once(path, monkeypatch):
+def test_ctrl_c_twice_stops_at_once(path, listening, monkeypatch):
     def twice(self, round):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
