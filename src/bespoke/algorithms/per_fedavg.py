@@ -73,7 +73,10 @@ class PerFedAvg(Algorithm):
         w, loss, alpha = down["model"], local.task.loss, self.alpha
         if self.finetune_epochs == 0:
             return {"personal": descend(w, local.gradient(loss, w), alpha), "global": w}
-        step = lambda w, batch: descend(w, grad(loss)(w, batch), alpha)  # noqa: E731
+
+        def step(w, batch):
+            return descend(w, grad(loss)(w, batch), alpha)
+
         return {"personal": local.fold(step, w, epochs=self.finetune_epochs), "global": w}
 
     def predict(self, task, personal, x):

@@ -50,7 +50,7 @@ class BatchedClients(Simulated):
                 self.notes.append(f"memory ran out: at most {fewer} clients run at once")
 
     def _map_blocks(self, call: Call) -> Mapped:
-        parts, order, breaks, computed, seen = [], list[int](), 0, 0, 0
+        parts, places, breaks, computed, seen = [], [], 0, 0, 0
         for block in blocks([self.pool.train.sizes[c] for c in call.clients], self.chunk, self.similar):
             part = call.part(block)
             mapped = self._try_block(part) if self.mappable else None
@@ -61,13 +61,8 @@ class BatchedClients(Simulated):
                 computed, seen = computed + self.runner.computed, seen + self.runner.seen
             breaks += broke
             parts.append(out)
-            order += block
-        waste = 1.0 - seen / computed if computed else 0.0
-        if len(parts) == 1 and order == sorted(order):
-            return Mapped(parts[0], waste, breaks)
-        back = torch.empty(len(order), dtype=torch.int64)
-        back[torch.tensor(order)] = torch.arange(len(order))
-        return Mapped(tree.take(tree.concat(parts), on_device(back, self.root.device)), waste, breaks)
+            places.append(block)
+        return Mapped(tree.merge(parts, places), 1.0 - seen / computed if computed else 0.0, breaks)
 
     def _try_block(self, call: Call) -> tuple[Tree, int] | None:
         """A block's results and its breaks; None, and a note, if the method cannot be mapped."""

@@ -143,7 +143,10 @@ class Simulated(ABC):
     def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
         width = max(self.pool.train.sizes[c] for c in clients)
-        work: ClientFunction = lambda local, _, state, down: fn(local, state, down)  # noqa: E731
+
+        def work(local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
+            return fn(local, state, down)
+
         return self._work(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:

@@ -21,6 +21,8 @@ Step = Callable[..., Tree]  # step(carry, batch, *consts), for one client
 # lanes; ``active`` () or (K,) says for whom the step counts, None for all.
 Finish = Callable[[Tree, Tree, tuple[Any, ...], Tensor | None], Tree]
 
+TIMED = 4  # of a lane's inputs there is one for each minibatch: rows, positions, mask, key
+
 
 def take_over(carry: Tree, out: Tree, _: tuple[Any, ...], active: Tensor | None) -> Tree:
     """A step's result is the next carry."""
@@ -145,7 +147,7 @@ def _in_lanes(local: "Local", fold: Fold, carry: Tree) -> Tree:
 
         def advance(carry: list[Tensor], inputs: list[Tensor], t: Tensor, idle: bool) -> list[Tensor]:
             places = t * per_step + torch.arange(per_step, device=t.device)
-            now = [b.index_select(1, places) for b in inputs[:4]]
+            now, rest = [b.index_select(1, places) for b in inputs[:TIMED]], inputs[TIMED:]
 
             def one(carry: list[Tensor], now: list[Tensor], rest: list[Tensor]) -> Tree:
                 told, group = tree.unflatten_any(rest, spec), []
@@ -155,12 +157,14 @@ def _in_lanes(local: "Local", fold: Fold, carry: Tree) -> Tree:
                 batch = tuple(group) if per_step > 1 else group[0]
                 return fold.step(tree.unflatten_any(carry, carry_spec), batch, *told["consts"])
 
-            out = vmap(one, in_dims=(0, 0, in_dims[4:]))(carry, now, inputs[4:])
-            told = tree.unflatten_any(inputs[4:], spec)
+            out = vmap(one, in_dims=(0, 0, in_dims[TIMED:]))(carry, now, rest)
+            told = tree.unflatten_any(rest, spec)
             active = t < told["own"] if idle or limited else None
             return tree.flatten_any(fold.finish(tree.unflatten_any(carry, carry_spec), out, told["consts"], active))[0]
 
-        job = Job(advance, full, inputs, shared, fold.calls, fold.seen, mask.shape[-1] * per_step, 4, count // per_step)
+        job = Job(
+            advance, full, inputs, shared, fold.calls, fold.seen, mask.shape[-1] * per_step, TIMED, count // per_step
+        )
         return local.runner.fold(job)
 
     return tree.unflatten_any(lanes.step_out(local.runner, work, [*start, rows, index, mask, keys, *given]), carry_spec)
