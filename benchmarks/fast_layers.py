@@ -246,7 +246,7 @@ def time_sgd() -> None:
         param, gradient, moment = (torch.randn(clients, size, device="cuda") for _ in range(3))
         rate = torch.full((clients,), 0.01, device="cuda")
         active = torch.ones(clients, dtype=torch.bool, device="cuda")
-        seconds = graph_time(partial(sgd_update, param, gradient, moment, rate, active, 5e-4, 0.5), 10)
+        seconds = graph_time(partial(sgd_update, [param], [gradient], [moment], rate, active, 5e-4, 0.5), 10)
         print(f"SGD of {name}: {seconds * 1e6:.1f} us, {20 * clients * size / seconds / 1e12:.2f} TB/s")
 
 

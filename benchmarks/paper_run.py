@@ -72,6 +72,7 @@ def measure(method: str, seed: int, precision: str, overrides: list[str]) -> dic
     for override in overrides:
         command += ["--set", override]
     environment = dict(os.environ)  # Python's own cache of compiled modules, also where packages cannot be written to
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / "bespoke-pycache"))
     begin = ["--began", repr(time.time())]
     done = subprocess.run([*command, *begin], capture_output=True, text=True, env=environment)

@@ -385,10 +385,13 @@ def test_the_backend_follows_the_device_unless_one_is_named():
 # --- precision ------------------------------------------------------------------------------------------------
 
 
-def test_precision_is_float32_on_the_cpu_and_recorded(tmp_path):
+def test_precision_is_float32_on_the_cpu_and_recorded(tmp_path, monkeypatch):
     run = bespoke.run(experiment("fedavg", rounds=1), tmp_path)
     assert run.folder.read_json("environment.json")["precision"] == "fp32"
-    assert [api.pick_precision("auto", torch.device(d), torch.float32) for d in ("cpu", "cuda")] == ["fp32", "tf32"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert [api.pick_precision("auto", torch.device(d), torch.float32) for d in ("cpu", "cuda")] == ["fp32", "bf16"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))  # rounds, but has no such products
+    assert api.pick_precision("auto", torch.device("cuda"), torch.float32) == "fp32"
     assert api.pick_precision("auto", torch.device("cuda"), torch.float64) == "fp32"
     assert api.pick_precision("bf16", torch.device("cuda"), torch.float32) == "bf16"
 

@@ -139,9 +139,10 @@ def pick_backend(backend: str, device: torch.device) -> str:
 
 
 def pick_precision(precision: str, device: torch.device, dtype: torch.dtype) -> str:
-    """``auto`` is float32 on the CPU (and wherever torch computes in another type by default), and tf32 on CUDA."""
+    """``auto`` is bf16 on a CUDA device that has it, unless torch computes in another type than float32; else fp32."""
     if precision == "auto":
-        return "tf32" if device.type == "cuda" and dtype == torch.float32 else "fp32"
+        able = device.type == "cuda" and dtype == torch.float32 and torch.cuda.get_device_capability(device) >= (8, 0)
+        return "bf16" if able else "fp32"
     return precision
 
 
@@ -222,7 +223,7 @@ def run(
 
     ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
     goes on from the newest sound checkpoint in ``out``. ``precision`` is that of products of matrices on CUDA:
-    ``fp32``, ``tf32``, which ``auto`` takes, or ``bf16``, which the shipped models know. ``states`` says where the
+    ``fp32``, ``tf32``, or ``bf16``, which the shipped models know and ``auto`` takes. ``states`` says where the
     states of clients are kept while they are not at work: on the ``device``, on the ``host``, or on ``disk``, for
     populations larger than memory. ``about`` is added to ``environment.json``.
 

@@ -128,7 +128,7 @@ def run(
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="Of products on CUDA: fp32, tf32, or bf16, the fastest; auto: tf32.")
+        str, typer.Option(help="Of products on CUDA: fp32, tf32 or bf16; auto: bf16, the fastest.")
     ] = "auto",
     states: Annotated[
         str, typer.Option(help="Where states of clients not at work are: device, host, or disk for very many clients.")

@@ -10,6 +10,7 @@ from bespoke.clients.loop import one_by_one
 from bespoke.clients.simulated import Call, Mapped, Simulated
 from bespoke.core import rng, tree
 from bespoke.core.data import blocks, on_device
+from bespoke.core.fast import has_triton
 from bespoke.core.lanes import Eager
 from bespoke.core.tree import Tree
 
@@ -33,6 +34,8 @@ class BatchedClients(Simulated):
         self.fewest = max(1, min(self.pool.train.sizes))
         self.runner: Eager = Eager()
         if self.task.device.type == "cuda":
+            if not has_triton():
+                self.notes.append("without Triton all runs by torch's own kernels, far slower: install triton")
             self.similar = 0.0  # lanes are dropped as clients finish, so that unequal ones may share a block
             most = min(self.chunk, self.pool.total_clients)
             self.runner = Graphs(self.task.device, most, max(self.pool.train.sizes), graphs, self.notes)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bespoke.core import tree
+from bespoke.core import fast, tree
 from bespoke.core.tree import Tree
 
 # transform(key, x, extra, train) -> x: applied to every gathered batch; `extra` are the client's own constants.
@@ -43,11 +43,10 @@ def fetch(
     train: bool,
 ) -> tuple[Tensor, Tensor]:
     """Examples and labels at ``rows`` (B,) of a pool, as a model takes them: x (B, ...), y (B,)."""
-    examples = x[rows]
     if transform is not None:
-        examples = transform(key, examples, extra, train)
-    elif examples.dtype == torch.uint8:
-        examples = examples.to(dtype) / 127.5 - 1.0
+        examples = transform(key, x[rows], extra, train)
+    else:
+        examples = fast.take_scaled(x, rows, dtype) if x.dtype == torch.uint8 else x[rows]
     return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
 
 

@@ -146,7 +146,7 @@ def _in_lanes(local: "Local", fold: Fold, carry: Tree) -> Tree:
         in_dims = [None if same else 0 for same in shared]
 
         def advance(carry: list[Tensor], inputs: list[Tensor], t: Tensor, idle: bool) -> list[Tensor]:
-            places = t * per_step + torch.arange(per_step, device=t.device)
+            places = t[None] if per_step == 1 else t * per_step + torch.arange(per_step, device=t.device)
             now, rest = [b.index_select(1, places) for b in inputs[:TIMED]], inputs[TIMED:]
 
             def one(carry: list[Tensor], now: list[Tensor], rest: list[Tensor]) -> Tree:

@@ -1,4 +1,4 @@
-"""The optimiser's step of all clients at once, as a Triton kernel that changes its tensors in place."""
+"""Triton kernels of what is done beside the model, for all clients: to draw, fetch rows, the loss, the optimiser."""
 
 import torch
 import triton
@@ -6,52 +6,188 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
+_LEAVES = 16  # that one launch updates
+_ROWS, _NUMBERS = 64, 8192  # of logits that a program holds at once, at most
+
+
+# --- randomness ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _mix(x0, x1, r: tl.constexpr):
+    x0 += x1
+    return x0, ((x1 << r) | (x1 >> (32 - r))) ^ x0
+
+
+@triton.jit
+def _four(x0, x1, a, b, n: tl.constexpr, r0: tl.constexpr, r1: tl.constexpr, r2: tl.constexpr, r3: tl.constexpr):
+    """Four rounds, then the key's words a and b."""
+    x0, x1 = _mix(x0, x1, r0)
+    x0, x1 = _mix(x0, x1, r1)
+    x0, x1 = _mix(x0, x1, r2)
+    x0, x1 = _mix(x0, x1, r3)
+    return x0 + a, x1 + b + n
+
+
+@triton.jit(do_not_specialize=["total", "n1", "n2", "n3", "s0", "s1", "s2", "s3", "t0", "t1", "t2", "t3"])
+def _threefry(first, second, counter, out, total, n1, n2, n3, s0, s1, s2, s3, t0, t1, t2, t3, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = at < total
+    i3, rest = at % n3, at // n3
+    i2, rest = rest % n2, rest // n2
+    i1, i0 = rest % n1, rest // n1
+    key = i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3
+    count = tl.load(counter + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3, mask=live, other=0)
+    a = tl.load(first + key, mask=live, other=0).to(tl.uint32)
+    b = tl.load(second + key, mask=live, other=0).to(tl.uint32)
+    c = a ^ b ^ 0x1BD11BDA
+    x0, x1 = (count >> 32).to(tl.uint32) + a, count.to(tl.uint32) + b
+    x0, x1 = _four(x0, x1, b, c, 1, 13, 15, 26, 6)
+    x0, x1 = _four(x0, x1, c, a, 2, 17, 29, 16, 24)
+    x0, x1 = _four(x0, x1, a, b, 3, 13, 15, 26, 6)
+    x0, x1 = _four(x0, x1, b, c, 4, 17, 29, 16, 24)
+    x0, x1 = _four(x0, x1, c, a, 5, 13, 15, 26, 6)
+    tl.store(out + 2 * at, x0.to(tl.int64), mask=live)
+    tl.store(out + 2 * at + 1, x1.to(tl.int64), mask=live)
+
+
+def threefry(first: Tensor, second: Tensor, counter: Tensor) -> Tensor:
+    """Threefry-2x32-20 of keys' words and counters, int64 that broadcast: (..., 2) words of 32 bits."""
+    shape = torch.broadcast_shapes(first.shape, counter.shape)
+    out = first.new_empty((*shape, 2))
+    words = [t.expand(shape) for t in (first, second, counter)]
+    if len(shape) > 4:
+        shape, words = (out.numel() // 2,), [t.flatten() for t in words]
+    if words[0].stride() != words[1].stride():
+        words[:2] = [t.contiguous() for t in words[:2]]
+    missing = 4 - len(shape)
+    sizes = (1,) * missing + tuple(shape)
+    strides = [(0,) * missing + t.stride() for t in words[1:]]
+    total = out.numel() // 2
+    _threefry[(triton.cdiv(total, _BLOCK),)](*words, out, total, *sizes[1:], *strides[0], *strides[1], _BLOCK)
+    return out
+
+
+# --- rows of a pool -----------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["size"])
+def _take_scaled(x, rows, out, size, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = at < size
+    value = tl.load(x + tl.load(rows + place) * size + at, mask=live, other=0).to(tl.float32)
+    tl.store(out + place * size + at, tl.div_rn(value, 127.5) - 1.0, mask=live)
+
+
+def take_scaled(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows (...) int64 of x (N, ...) uint8 as float32 from -1 to 1: (*rows, ...)."""
+    size = x[0].numel()
+    x, rows = x.contiguous(), rows.contiguous()
+    out = x.new_empty((*rows.shape, *x.shape[1:]), dtype=torch.float32)
+    _take_scaled[rows.numel(), triton.cdiv(size, _BLOCK)](x, rows, out, size, _BLOCK)
+    return out
+
+
+# --- the mean cross entropy ---------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _cross_entropy(logits, labels, mask, loss, slope, rows, C: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    client = tl.program_id(0).to(tl.int64)
+    logits += client * rows * C
+    slope += client * rows * C
+    labels += client * rows
+    mask += client * rows
+    column, real = tl.arange(0, COLUMNS), tl.zeros((ROWS,), tl.float32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        real += tl.load(mask + row, mask=row < rows, other=0.0)
+    share = tl.div_rn(1.0, tl.maximum(tl.sum(real), 1.0))
+    losses = tl.zeros((ROWS,), tl.float32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        live = row < rows
+        weight = share * tl.load(mask + row, mask=live, other=0.0)
+        label = tl.load(labels + row, mask=live, other=0)
+        inside = live[:, None] & (column < C)[None, :]
+        place = row[:, None] * C + column[None, :]
+        value = tl.load(logits + place, mask=inside, other=float("-inf"))
+        highest = tl.where(live, tl.max(value, 1), 0.0)
+        power = tl.exp(value - highest[:, None])
+        total = tl.where(live, tl.sum(power, 1), 1.0)
+        chosen = column[None, :] == label[:, None]
+        losses += weight * (highest + tl.log(total) - tl.sum(tl.where(chosen & inside, value, 0.0), 1))
+        gradient = weight[:, None] * (power / total[:, None] - tl.where(chosen, 1.0, 0.0))
+        tl.store(slope + place, gradient, mask=inside)
+    tl.store(loss + client, tl.sum(losses))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean over the real rows, and its gradient: logits (K, B, C), labels and mask (K, B) -> (K,), (K, B, C)."""
+    clients, rows, classes = logits.shape
+    logits, labels, mask = logits.contiguous(), labels.contiguous(), mask.contiguous()
+    loss, slope = logits.new_empty(clients), torch.empty_like(logits)
+    columns = triton.next_power_of_2(classes)
+    block = max(1, min(_ROWS, triton.next_power_of_2(rows), _NUMBERS // columns))
+    _cross_entropy[(clients,)](logits, labels, mask, loss, slope, rows, classes, columns, block)
+    return loss, slope
+
+
+# --- the optimiser's step -----------------------------------------------------------------------------------
+
+
+@triton.jit  # which keeps the name `params` for itself
 def _sgd(
-    param, grad, moment, rate, active, param_stride, grad_stride, moment_stride, rate_stride, size, decay, momentum,
-    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+    values, slopes, kept, sizes, rate, active, rate_stride, decay, momentum,
+    LEAVES: tl.constexpr, DECAY: tl.constexpr, MOMENTUM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = at < size
-    if MASKED:
-        live = live & (tl.load(active + client) != 0)
-    param += client * param_stride + at
-    value = tl.load(param, mask=live)
-    step = tl.load(grad + client * grad_stride + at, mask=live)
-    if DECAY:
-        step += decay * value
-    if MOMENTUM:
-        moment += client * moment_stride + at
-        step += momentum * tl.load(moment, mask=live)
-        tl.store(moment, step, mask=live)
-    tl.store(param, value - tl.load(rate + client * rate_stride) * step, mask=live)
+    step_size = tl.load(rate + client * rate_stride)
+    block = tl.program_id(0)
+    for i in tl.static_range(LEAVES):  # the blocks of one leaf after those of another
+        size = sizes[i]
+        if (block >= 0) & (block * BLOCK < size):
+            at = block * BLOCK + tl.arange(0, BLOCK)
+            live = at < size
+            if MASKED:
+                live = live & (tl.load(active + client) != 0)
+            param = values[i] + client * size + at
+            value = tl.load(param, mask=live)
+            step = tl.load(slopes[i] + client * size + at, mask=live)
+            if DECAY:
+                step += decay * value
+            if MOMENTUM:
+                moment = kept[i] + client * size + at
+                step += momentum * tl.load(moment, mask=live)
+                tl.store(moment, step, mask=live)
+            tl.store(param, value - step_size * step, mask=live)
+        block -= tl.cdiv(size, BLOCK)
 
 
 def sgd_update(
-    param: Tensor,
-    grad: Tensor,
-    moment: Tensor | None,
+    params: list[Tensor],
+    grads: list[Tensor],
+    moments: list[Tensor] | None,
     rate: Tensor,
     active: Tensor | None,
     weight_decay: float,
     momentum: float,
 ) -> None:
-    """One step of SGD on a leaf (K, ...) of K clients, in place: the parameter and its moment.
+    """One step of SGD on the leaves (K, ...) of K clients, in place: the parameters and their moments.
 
-    As torch.optim.SGD: weight decay is added to the gradient, then ``momentum`` times the moment. ``moment`` is
-    None without momentum and starts at zero; ``rate`` is 0-d or (K,). Clients that are not ``active`` (K,) stay as
-    they are, whatever their gradient. All are float32; each client's part lies in one piece, at any distance.
+    As torch.optim.SGD: weight decay is added to the gradient, then ``momentum`` times the moment. ``moments`` is
+    None without momentum and starts at zeros; ``rate`` is 0-d or (K,). Clients that are not ``active`` (K,) stay as
+    they are, whatever their gradient. All are float32, each leaf in one piece.
     """
-    clients = len(param)
-    tensors = [param, grad] if moment is None else [param, grad, moment]
-    strides = [t.stride(0) for t in tensors] + [0] * (moment is None)
-    if any(t.dtype != torch.float32 or not t[0].is_contiguous() for t in tensors):
-        raise ValueError("parameter, gradient and moment must be float32, each client's part in one piece")
-    size = param[0].numel()
-    _sgd[triton.cdiv(size, _BLOCK), clients](
-        param, grad, moment, rate, active, *strides, rate.stride(0) if rate.dim() else 0, size, weight_decay, momentum,
-        DECAY=weight_decay != 0, MOMENTUM=moment is not None, MASKED=active is not None, BLOCK=_BLOCK,
-    )  # fmt: skip
+    for first in range(0, len(params), _LEAVES):
+        part = slice(first, first + _LEAVES)
+        leaves, slopes, kept = params[part], [g.contiguous() for g in grads[part]], (moments or params)[part]
+        if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (*leaves, *slopes, *kept)):
+            raise ValueError("parameters, gradients and moments must be float32, each leaf in one piece")
+        sizes = [p[0].numel() for p in leaves]
+        _sgd[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
+            tuple(leaves), tuple(slopes), tuple(kept), tuple(sizes), rate, active, rate.stride(0) if rate.dim() else 0,
+            weight_decay, momentum, LEAVES=len(leaves), DECAY=weight_decay != 0, MOMENTUM=moments is not None,
+            MASKED=active is not None, BLOCK=_BLOCK,
+        )  # fmt: skip

@@ -193,7 +193,8 @@ class Local:
             leaves = list(tree.leaves(carry["params"]))
             moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
             grads, rates = list(tree.leaves(out["grads"])), consts[0]
-            done = {"loss": carry["loss"] + out["loss"] * out["rows"], "rows": carry["rows"] + out["rows"]}
+            summed = torch.addcmul(carry["loss"], out["loss"], out["rows"])
+            done = {"loss": summed, "rows": carry["rows"] + out["rows"]}
             if owned and optim.update_in_place(training, leaves, grads, moments, rates, active):
                 params = carry["params"]
             else:

@@ -4,12 +4,11 @@ The rule is written once, for one client and for lanes of clients, with torch's 
 """
 
 from collections.abc import Sequence
-from functools import cache
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from bespoke.core import fast
 from bespoke.core.settings import Training
 from bespoke.core.tree import Tree, zeros_like
 
@@ -92,26 +91,12 @@ def update_in_place(
     rate: Rate | Sequence[Rate],
     active: Tensor | None,
 ) -> bool:
-    """The same for lanes on CUDA where ``active`` (K,), as one kernel a leaf; False, and nothing done, if it cannot be.
+    """The same for lanes on CUDA where ``active`` (K,), as one kernel; False, and nothing done, if it cannot be.
 
     ``params`` and ``moments`` (K, ...) are overwritten.
     """
-    if training.optimizer != "sgd" or training.clip or not isinstance(rate, Tensor) or not params[0].is_cuda:
+    if training.optimizer != "sgd" or training.clip or not isinstance(rate, Tensor) or not fast.usable(params[0]):
         return False
-    kernels = _kernels()
-    if params[0].dtype != torch.float32 or kernels is None:
-        return False
-    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        moment = moments["m"][i] if training.momentum else None
-        kernels.sgd_update(param, grad.contiguous(), moment, rate, active, training.weight_decay, training.momentum)
+    kept = moments["m"] if training.momentum else None
+    fast.kernels().sgd_update(params, grads, kept, rate, active, training.weight_decay, training.momentum)
     return True
-
-
-@cache
-def _kernels() -> ModuleType | None:
-    """The module of kernels, where Triton is there."""
-    try:
-        from bespoke.core import fused
-    except ImportError:
-        return None
-    return fused

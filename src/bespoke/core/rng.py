@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bespoke.core import fast
+
 # The root key of a run is split once, by purpose, so that no purpose can disturb another.
 DATA, INIT, COHORT, TRAIN, EVAL, ADAPT, SERVER = range(7)
 
@@ -52,20 +54,27 @@ def key(seed: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.tensor([(seed >> 32) & _MASK, seed & _MASK], dtype=torch.int64, device=device)
 
 
-def _words(counter: Tensor) -> tuple[Tensor, Tensor]:
-    return (counter >> 32) & _MASK, counter & _MASK
+def _draw(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
+    """Two 32-bit words for a key [..., 2] and a counter, which broadcast."""
+    first, second = key[..., 0], key[..., 1]
+    if fast.usable(key, torch.int64):
+        a, b = fast.threefry(first, second, counter).unbind(-1)
+        return a, b
+    return threefry(first, second, (counter >> 32) & _MASK, counter & _MASK)
 
 
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key [..., 2] for each ``data`` (an int or int64 tensor that broadcasts with ``key[..., 0]``)."""
     if not isinstance(data, Tensor):
         data = torch.full((), data, dtype=torch.int64, device=key.device)
-    return torch.stack(threefry(key[..., 0], key[..., 1], *_words(data)), dim=-1)
+    if fast.usable(key, torch.int64):
+        return fast.threefry(key[..., 0], key[..., 1], data)
+    return torch.stack(_draw(key, data), dim=-1)
 
 
 def bits(key: Tensor, counter: Tensor) -> Tensor:
     """A 32-bit integer for each counter: int64 in [0, 2**32), of the broadcast shape."""
-    return threefry(key[..., 0], key[..., 1], *_words(counter))[0]
+    return _draw(key, counter)[0]
 
 
 def _counters(key: Tensor, shape: Sequence[int]) -> Tensor:
@@ -79,7 +88,7 @@ def uniform(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.f
 
 def normal(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal numbers by the Box-Muller rule, from one key [2]."""
-    a, b = threefry(key[..., 0], key[..., 1], *_words(_counters(key, shape)))
+    a, b = _draw(key, _counters(key, shape))
     radius = torch.sqrt(-2.0 * torch.log(((a >> 8) + 1).double() * 2.0**-24))
     return (radius * torch.cos((2.0 * math.pi * 2.0**-24) * (b >> 8).double())).to(dtype)
 

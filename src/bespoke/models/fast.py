@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bespoke.core.fast import has_triton, map_lanes
 from bespoke.errors import UserError
 
 NO_SECOND = "this method takes second derivatives, which the fast layers do not have: use precision fp32"
@@ -53,7 +54,7 @@ def kernels() -> Any:
 def usable(x: Tensor, precision: str) -> bool:
     """Whether the kernels can take x: on a CUDA device, or anywhere when Triton interprets."""
     here = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return precision != "fp32" and here and x.dtype in (torch.float32, torch.bfloat16)
+    return precision != "fp32" and here and x.dtype in (torch.float32, torch.bfloat16) and has_triton()
 
 
 def conv_stage(
@@ -98,19 +99,6 @@ def norm_fits(x: Tensor, groups: int) -> bool:
 
 
 # --- between one client and many ----------------------------------------------------------------------------
-
-
-def _map(function: type[Function], info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A vmap rule: the mapped axis and the clients' axis become one; a tensor that all share is not copied."""
-    size = info.batch_size
-    stacked = [
-        t
-        if not isinstance(t, Tensor)
-        else (t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
-        for t, dim in zip(inputs, in_dims, strict=True)
-    ]
-    outputs = tuple(out.unflatten(0, (size, -1)) for out in function.apply(*stacked))
-    return outputs, (0,) * len(outputs)
 
 
 def _absent(like: Tensor) -> Tensor:
@@ -170,7 +158,7 @@ class _Convolution(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return _map(_Convolution, info, in_dims, inputs)
+        return map_lanes(_Convolution, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -178,6 +166,7 @@ class _Convolution(Function):
         _, code, maps, packed = output
         ctx.weight = tuple(weight.shape[1:])
         ctx.mark_non_differentiable(code, maps, packed)
+        ctx.set_materialize_grads(False)  # which would fill a tensor of zeros for each of the three
         ctx.save_for_backward(code, x, maps, packed)
 
     @staticmethod
@@ -194,7 +183,7 @@ class _ConvolutionGradient(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return _map(_ConvolutionGradient, info, in_dims, inputs)
+        return map_lanes(_ConvolutionGradient, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -237,7 +226,7 @@ class _Norm(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return _map(_Norm, info, in_dims, inputs)
+        return map_lanes(_Norm, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -257,7 +246,7 @@ class _NormGradient(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return _map(_NormGradient, info, in_dims, inputs)
+        return map_lanes(_NormGradient, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -81,6 +81,16 @@ class Conv2d(nn.Conv2d):
         return out if self.bias is None else out + self.bias[:, None, None].to(out.dtype)
 
 
+class Linear(nn.Linear):
+    """nn.Linear; on CUDA the bias is added by itself, since under vmap torch would multiply it by one before."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input (B, inputs) -> (B, outputs)."""
+        if not input.is_cuda:
+            return super().forward(input)
+        return F.linear(input, self.weight) + self.bias
+
+
 class GroupNorm(nn.GroupNorm):
     """nn.GroupNorm, then a residual added, then a ReLU if wanted; with precision tf32 or bf16 all in one kernel."""
 
@@ -163,7 +173,7 @@ def conv2d(
 
 def linear(inputs: int, outputs: int) -> nn.Module:
     """A linear layer with bias: (B, inputs) -> (B, outputs)."""
-    return nn.Linear(inputs, outputs)
+    return Linear(inputs, outputs)
 
 
 def max_pool(kernel: int, stride: int | None = None, padding: int = 0) -> nn.Module:
