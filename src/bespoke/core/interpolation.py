@@ -25,13 +25,19 @@ class Fold(NamedTuple):
     held_out: Tensor
 
 
-class _Objective(NamedTuple):
-    folds: Sequence[Fold]
-    shared: Gaussians
-    z: Tensor  # (n, d)
-    y: Tensor  # (n,)
-    log_prior: Tensor  # (C,)
-    amount: float
+class _Objective:
+    """The cross-validated loss of betas, and its derivative."""
+
+    def __init__(
+        self, folds: Sequence[Fold], shared: Gaussians, z: Tensor, y: Tensor, log_prior: Tensor, amount: float
+    ) -> None:
+        """z (n, d), y (n,), log_prior (C,); what does not depend on beta is computed here, once."""
+        self.z, self.y, self.log_prior = z, y, log_prior
+        own_mean, own_cov = (torch.stack(parts)[:, None] for parts in zip(*(f.stats for f in folds), strict=True))
+        self.mean, self.cov = shared.mean, shrink(shared.cov, amount)
+        self.mean_gap = own_mean - self.mean  # (folds, 1, C, d)
+        self.cov_gap = shrink(own_cov, amount) - self.cov  # (folds, 1, d, d)
+        self.weight = torch.stack([f.held_out / f.held_out.sum().clamp(min=1.0) for f in folds], dim=1)  # (n, folds)
 
     def __call__(self, beta: Tensor) -> Tensor:
         """The loss at betas (g, 2) for means and covariance: (g,)."""
@@ -42,29 +48,28 @@ class _Objective(NamedTuple):
         return self._evaluate(beta, along)
 
     def _evaluate(self, beta: Tensor, along: Tensor | None) -> Tensor:
-        total = torch.zeros_like(beta[:, 0])
         by_mean, by_cov = beta[:, :, None, None].unbind(dim=1)  # (g, 1, 1)
-        own_mean, own_cov = (torch.stack(parts)[:, None] for parts in zip(*(f.stats for f in self.folds), strict=True))
-        global_cov = shrink(self.shared.cov, self.amount)
-        mean_gap, cov_gap = own_mean - self.shared.mean, shrink(own_cov, self.amount) - global_cov
-        mean = self.shared.mean + by_mean * mean_gap  # (folds, g, C, d)
-        factor = factorise(global_cov + by_cov * cov_gap)  # (folds, g, d, d)
+        mean = torch.addcmul(self.mean, by_mean, self.mean_gap)  # (folds, g, C, d)
+        factor = factorise(torch.addcmul(self.cov, by_cov, self.cov_gap))  # (folds, g, d, d)
         w = solve_factored(factor, mean.mT)  # (folds, g, d, C)
-        bias = -0.5 * (mean * w.mT).sum(dim=-1) + self.log_prior
-        logits = self.z @ w + bias[..., None, :]  # (folds, g, n, C)
-        place = self.y[:, None].expand(*logits.shape[:-1], 1)
+        logits = self._scores(w, -0.5 * (mean * w.mT).sum(dim=-1) + self.log_prior)
+        place = self.y[:, None, None, None].expand(*logits.shape[:-1], 1)
         if along is None:
             loss = torch.logsumexp(logits, dim=-1) - logits.gather(-1, place)[..., 0]
         else:
             along_mean, along_cov = along[:, :, None, None].unbind(dim=1)
-            d_mean, d_cov = along_mean * mean_gap, along_cov * cov_gap
-            d_w = solve_factored(factor, d_mean.mT - d_cov @ w)
-            d_bias = -0.5 * ((d_mean * w.mT).sum(dim=-1) + (mean * d_w.mT).sum(dim=-1))
-            d_logits = self.z @ d_w + d_bias[..., None, :]
+            d_mean = along_mean * self.mean_gap
+            # One product a fold for all betas: w side by side.
+            moved = (self.cov_gap[:, 0] @ w.transpose(1, 2).flatten(2)).unflatten(2, w.shape[1::2]).transpose(1, 2)
+            d_w = solve_factored(factor, d_mean.mT - along_cov * moved)
+            d_logits = self._scores(d_w, -0.5 * ((d_mean * w.mT).sum(dim=-1) + (mean * d_w.mT).sum(dim=-1)))
             loss = (torch.softmax(logits, dim=-1) * d_logits).sum(dim=-1) - d_logits.gather(-1, place)[..., 0]
-        for fold, values in zip(self.folds, loss, strict=True):
-            total = total + (values * (fold.held_out / fold.held_out.sum().clamp(min=1.0))).sum(dim=-1)
-        return total
+        return (loss * self.weight[:, :, None]).sum(dim=(0, 1))
+
+    def _scores(self, w: Tensor, bias: Tensor) -> Tensor:
+        """z w + bias for w (folds, g, d, C) and bias (folds, g, C): (n, folds, g, C), by one product."""
+        beside = w.permute(2, 0, 1, 3)
+        return (self.z @ beside.flatten(1)).unflatten(1, beside.shape[1:]) + bias
 
 
 def _bisect(objective: _Objective, beta: Tensor, along: Tensor, back: float, ahead: float) -> Tensor:
