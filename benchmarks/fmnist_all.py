@@ -87,6 +87,8 @@ Mean accuracy of the 20 clients in the last round, in percent, on {machine}; and
 that of FedAvg's one model for all (in brackets: in how many of the seeds it is).
 """
 ENDING = """
+Why FedPCE is level with FedAvg here, and why pFedVMP is below Local: [the check](fmnist_check.md).
+
 ```bash
 bespoke data fetch fashion_mnist
 python benchmarks/fmnist_all.py
