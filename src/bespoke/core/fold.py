@@ -16,9 +16,10 @@ from bespoke.core.tree import Tree
 if TYPE_CHECKING:
     from bespoke.core.local import Local
 
-Step = Callable[..., Tree]  # step(carry, batch, *consts), for one client
+Step = Callable[..., Tree]  # out = step(carry, batch, *consts), for one client
 # finish(carry, out, consts, active) -> the next carry. Leaves (...) of one client, or (K, ...) of as many as there are
-# lanes; ``active`` () or (K,) says for whom the step counts, None for all.
+# lanes; ``active`` () or (K,) says for whom the step counts, None for all. If the fold has a ``slope``, ``out`` has the
+# gradient of its ``loss`` in that branch of the carry, as ``grads``.
 Finish = Callable[[Tree, Tree, tuple[Any, ...], Tensor | None], Tree]
 
 TIMED = 4  # of a lane's inputs there is one for each minibatch: rows, positions, mask, key
@@ -47,6 +48,21 @@ class Fold:
     tag: int
     batch: int
     drop: bool  # a last, partial minibatch
+    slope: str | None = None  # the branch of the carry to take the gradient in
+
+    def once(self, call: Callable[[Tree], Tree], carry: Tree) -> Tree:
+        """What a step gives, by ``call(carry)`` of one client or of all lanes, with the gradient if there is to be one.
+
+        A lane's loss depends on its own part of the carry alone, so the gradient of the sum has every lane's own.
+        """
+        if self.slope is None:
+            return call(carry)
+        branch = tree.map(lambda p: p.detach().requires_grad_(), carry[self.slope])
+        with torch.enable_grad():
+            out = call(carry | {self.slope: branch})
+            loss, leaves = out["loss"], list(tree.leaves(branch))
+            grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
+        return out | {"loss": loss.detach(), "grads": list(grads)}
 
     def per_pass(self, n: Any) -> Any:
         """Minibatches of min(batch, n) rows in one pass over n rows, an int or a tensor."""
@@ -108,7 +124,8 @@ def _alone(local: "Local", fold: Fold, carry: Tree) -> Tree:
     batches = _batches(local, fold)
     for t in range(fold.calls(local.largest)):
         group = tuple(next(batches) for _ in range(fold.per_step))
-        out = fold.step(carry, group if fold.per_step > 1 else group[0], *fold.consts)
+        batch = group if fold.per_step > 1 else group[0]
+        out = fold.once(lambda carry, batch=batch: fold.step(carry, batch, *fold.consts), carry)  # type: ignore[misc]
         carry = fold.finish(carry, out, fold.consts, None if fold.limit is None else t < fold.limit)
     return carry
 
@@ -149,18 +166,19 @@ def _in_lanes(local: "Local", fold: Fold, carry: Tree) -> Tree:
             places = t[None] if per_step == 1 else t * per_step + torch.arange(per_step, device=t.device)
             now, rest = [b.index_select(1, places) for b in inputs[:TIMED]], inputs[TIMED:]
 
-            def one(carry: list[Tensor], now: list[Tensor], rest: list[Tensor]) -> Tree:
+            def one(carry: Tree, now: list[Tensor], rest: list[Tensor]) -> Tree:
                 told, group = tree.unflatten_any(rest, spec), []
                 for rows, index, mask, key in zip(*(b.unbind(0) for b in now), strict=True):
                     examples, labels = fetch(x, y, rows, key, told["extra"], transform, dtype, train=True)
                     group.append(Batch(examples, labels, mask, index, t, key))
                 batch = tuple(group) if per_step > 1 else group[0]
-                return fold.step(tree.unflatten_any(carry, carry_spec), batch, *told["consts"])
+                return fold.step(carry, batch, *told["consts"])
 
-            out = vmap(one, in_dims=(0, 0, in_dims[TIMED:]))(carry, now, rest)
+            whole = tree.unflatten_any(carry, carry_spec)
+            out = fold.once(lambda carry: vmap(one, in_dims=(0, 0, in_dims[TIMED:]))(carry, now, rest), whole)
             told = tree.unflatten_any(rest, spec)
             active = t < told["own"] if idle or limited else None
-            return tree.flatten_any(fold.finish(tree.unflatten_any(carry, carry_spec), out, told["consts"], active))[0]
+            return tree.flatten_any(fold.finish(whole, out, told["consts"], active))[0]
 
         job = Job(
             advance, full, inputs, shared, fold.calls, fold.seen, mask.shape[-1] * per_step, TIMED, count // per_step

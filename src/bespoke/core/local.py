@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, vmap
+from torch.func import grad, vmap
 
 from bespoke.core import optim, rng, tree
 from bespoke.core.closures import refuse_tensors
@@ -112,10 +112,12 @@ class Local:
         limit: Tensor | None,
         per_step: int,
         tag: int,
+        slope: str | None = None,
     ) -> Tree:
         epochs, steps = self._length(epochs, steps)
         drop = self.training.last_batch == "drop"
-        return run(self, Fold(step, finish, consts, epochs, steps, limit, per_step, tag, self.batch, drop), carry)
+        fold = Fold(step, finish, consts, epochs, steps, limit, per_step, tag, self.batch, drop, slope)
+        return run(self, fold, carry)
 
     def num_steps(self, epochs: int | None = None, per_step: int = 1) -> Tensor:
         """This client's own number of steps in so many epochs (default: the training settings'), 0-d int64."""
@@ -182,17 +184,15 @@ class Local:
         if kept := self.moments.get(slot):  # by name: a tree read from a file may be in another order
             moments = tree.map(lambda _, value: value, moments, kept)
         rates = self._rates(params, lr)
-        gradient = _mapped_gradient if mapped else _eager_gradient
 
         def step(carry: Tree, batch: Batch, rates: Any, *consts: Any) -> Tree:
-            grads, value = gradient(loss, carry["params"], batch, consts)
-            out = {"grads": grads, "loss": value, "rows": batch.mask.sum()}
+            out = {"loss": loss(carry["params"], batch, *consts), "rows": batch.mask.sum()}
             return out if watch is None else out | {"batch": batch}
 
         def finish(carry: Tree, out: Tree, consts: tuple[Any, ...], active: Tensor | None) -> Tree:
             leaves = list(tree.leaves(carry["params"]))
             moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
-            grads, rates = list(tree.leaves(out["grads"])), consts[0]
+            grads, rates = out["grads"], consts[0]
             summed = torch.addcmul(carry["loss"], out["loss"], out["rows"])
             done = {"loss": summed, "rows": carry["rows"] + out["rows"]}
             if owned and optim.update_in_place(training, leaves, grads, moments, rates, active):
@@ -209,7 +209,7 @@ class Local:
 
         zero = self.key.new_zeros((), dtype=self.task.dtype)
         carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero, "seen": seen}
-        carry = self._fold(step, finish, carry, (rates, *consts), epochs, steps, limit, 1, tag)
+        carry = self._fold(step, finish, carry, (rates, *consts), epochs, steps, limit, 1, tag, slope="params")
         if training.keep_optimizer:
             self.moments = {**self.moments, slot: carry["moments"]}
         self.log(**{f"loss_{tag}" if tag else "loss": carry["loss"] / carry["rows"].clamp(min=1.0)})
@@ -309,16 +309,3 @@ class Local:
 
 def _refill(like: Tree, values: Iterator[Tensor]) -> Tree:
     return {k: _refill(v, values) if isinstance(v, dict) else next(values) for k, v in like.items()}
-
-
-def _mapped_gradient(loss: Loss, params: Tree, batch: Batch, consts: Any) -> tuple[Tree, Tensor]:
-    grads, value = grad_and_value(loss)(params, batch, *consts)
-    return grads, value
-
-
-def _eager_gradient(loss: Loss, params: Tree, batch: Batch, consts: Any) -> tuple[Tree, Tensor]:
-    params = tree.map(lambda p: p.detach().requires_grad_(), params)
-    with torch.enable_grad():
-        value = loss(params, batch, *consts)
-        grads = torch.autograd.grad(value, list(tree.leaves(params)), allow_unused=True, materialize_grads=True)
-    return _refill(params, iter(grads)), value.detach()
