@@ -1,4 +1,10 @@
-"""Says at the head of a test run which real data sets it uses."""
+"""One thread for each test process; and at the head of a test run, which real data sets it uses."""
+
+import os
+
+# Before torch is there: the threads of two workers would only fight over the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 
 def pytest_report_header():
