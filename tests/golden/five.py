@@ -122,7 +122,7 @@ def complex_slope(loss, beta, along, h=1e-30):
 
 
 def search(loss, two):
-    """A grid, then bisection of the derivative within one step of the best point.
+    """A grid, then bisection of the derivative within one step of the best point, and at last the line's zero.
 
     For two betas the best covariance beta for each mean beta of the grid; from the best pair four sweeps: along one,
     along the other, and up to 32 times on the way that both made together.
@@ -137,13 +137,16 @@ def search(loss, two):
         for b, u in zip(beta, way, strict=True):
             if u:
                 back, ahead = max(back, min(-b / u, (1 - b) / u)), min(ahead, max(-b / u, (1 - b) / u))
-        for _ in range(18):
+        left, right = (complex_slope(loss, beta + end * way, way) for end in (back, ahead))
+        for _ in range(8):
             middle = (back + ahead) / 2
-            if complex_slope(loss, beta + middle * way, way) < 0:
-                back = middle
+            slope = complex_slope(loss, beta + middle * way, way)
+            if slope < 0:
+                back, left = middle, slope
             else:
-                ahead = middle
-        found = beta + (back + ahead) / 2 * way
+                ahead, right = middle, slope
+        share = 0.0 if left >= 0 else 1.0 if right < 0 else left / (left - right)
+        found = beta + (back + share * (ahead - back)) * way
         found = np.where(found < 1e-6, 0.0, np.where(found > 1 - 1e-6, 1.0, found))
         return found if loss(*found) < loss(*beta) - 1e-12 else beta
 
