@@ -29,7 +29,10 @@ def _four(x0, x1, a, b, n: tl.constexpr, r0: tl.constexpr, r1: tl.constexpr, r2:
     return x0 + a, x1 + b + n
 
 
-@triton.jit(do_not_specialize=["total", "n1", "n2", "n3", "s0", "s1", "s2", "s3", "t0", "t1", "t2", "t3"])
+@triton.jit(  # one variant for all: keys and counters are views that begin anywhere
+    do_not_specialize=["total", "n1", "n2", "n3", "s0", "s1", "s2", "s3", "t0", "t1", "t2", "t3"],
+    do_not_specialize_on_alignment=["first", "second", "counter", "out"],
+)
 def _threefry(first, second, counter, out, total, n1, n2, n3, s0, s1, s2, s3, t0, t1, t2, t3, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < total
