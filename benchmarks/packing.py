@@ -10,16 +10,20 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from cohort_step import images, seconds
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.clients import BatchedClients, graphs
 from bespoke.core import rng
+from bespoke.core.data import blocks
+from bespoke.core.fold import per_pass
+from bespoke.core.lanes import Eager
 from bespoke.core.settings import Training
 from bespoke.datasets import partitioned
 from bespoke.experiment import load
@@ -48,34 +52,40 @@ def measure(lanes: int, precision: str) -> tuple[float, float]:
     return 1e3 * seconds(round, 3) / STEPS, 1e3 * capture
 
 
-def between(known: dict[int, float]) -> Callable[[int], float]:
-    """The time of any number of lanes, on straight lines between the measured ones."""
-
-    def at(lanes: int) -> float:
-        if lanes in known:
-            return known[lanes]
-        low, high = max(k for k in known if k < lanes), min(k for k in known if k > lanes)
-        return known[low] + (known[high] - known[low]) * (lanes - low) / (high - low)
-
-    return at
-
-
 def steps_of_run(unit: int) -> Counter[int]:
     """How often steps of each number of lanes occur in the run, if lanes are dropped in such units."""
     experiment, _ = load("pfedfda/cifar10_dir0.5", "fedavg")
     sizes = partitioned(experiment.data, experiment.seed)[0].train.sizes
-    training, counts = experiment.training, Counter[int]()
+    training, counts, everyone = experiment.training, Counter[int](), list(range(len(sizes)))
+    drop = training.last_batch == "drop"
+    graphs.STEP_LANES, used = unit, graphs.STEP_LANES
     for round in range(1, training.rounds + 1):
         cohort = rng.cohort(rng.key(experiment.seed), round, len(sizes), training.rate, training.sampling)
-        left = sorted(training.epochs * -(-sizes[c] // training.batch) for c in cohort)
-        lanes, done = -(-len(left) // unit) * unit, 0
-        for step in range(left[-1]):
-            while left[done] <= step:
-                done += 1
-            active = len(left) - done
-            lanes = min(lanes, active if active <= 2 else -(-active // unit) * unit)
-            counts[lanes] += 1
+        cohort = everyone if training.full_last and round == training.rounds else cohort
+        for block in blocks([sizes[c] for c in cohort], BatchedClients.chunk, similar=0.0):
+            job = SimpleNamespace(
+                calls=lambda n: training.epochs * per_pass(n, training.batch, drop),
+                carry=[range(graphs._up(len(block), graphs.PLAN_LANES))],
+                rows=0,
+                seen=lambda n: 0,
+            )
+            plan = Eager(graphs._slots).schedule(job, [sizes[cohort[i]] for i in block])  # type: ignore[arg-type]
+            counts.update(lanes for _, _, lanes in plan)
+    graphs.STEP_LANES = used
     return counts
+
+
+def by_unit(step_ms: dict[int, float], record_ms: float) -> list[dict[str, Any]]:
+    """Seconds of the run for each unit; between the measured numbers of lanes on straight lines."""
+    rows = list[dict[str, Any]]()
+    for unit in UNITS:
+        counts = steps_of_run(unit)
+        times = np.interp(list(counts), list(step_ms), list(step_ms.values()))
+        replay, record = float(times @ list(counts.values())) / 1e3, len(counts) * record_ms / 1e3
+        rows.append({"unit": unit, "steps": counts.total(), "recordings": len(counts)})
+        rows[-1] |= {"replay_s": round(replay, 2), "record_s": round(record, 2), "sum_s": round(replay + record, 2)}
+        print(rows[-1], "<- used" if unit == graphs.STEP_LANES else "", flush=True)
+    return rows
 
 
 def main() -> int:
@@ -90,15 +100,9 @@ def main() -> int:
         steps[lanes], capture = measure(lanes, chosen.precision)
         captures.append(capture)
         print(f"{lanes:3} lanes: {steps[lanes]:.3f} ms a step, {steps[lanes] / lanes:.4f} a lane", flush=True)
-    recording, at = sorted(captures)[len(captures) // 2], between(steps)
+    recording = sorted(captures)[len(captures) // 2]
     print(f"a recording: {recording:.0f} ms")
-    units = list[dict[str, Any]]()
-    for unit in UNITS:
-        counts = steps_of_run(unit)
-        replay, record = sum(n * at(lanes) for lanes, n in counts.items()) / 1e3, len(counts) * recording / 1e3
-        units.append({"unit": unit, "steps": counts.total(), "recordings": len(counts)})
-        units[-1] |= {"replay_s": round(replay, 2), "record_s": round(record, 2), "sum_s": round(replay + record, 2)}
-        print(units[-1], "<- used" if unit == graphs.STEP_LANES else "", flush=True)
+    units = by_unit(steps, recording)
     result = {
         "machine": torch.cuda.get_device_name(),
         "torch": torch.__version__,

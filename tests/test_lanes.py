@@ -105,12 +105,22 @@ def test_a_loop_of_ones_own_in_lanes(slots):
 
 
 def test_a_lane_is_dropped_when_its_client_has_finished():
-    job = Job(None, [], [], [], lambda n: n, lambda n: 4 * n - 1, rows=4, timed=0, most=9)
+    job = Job(None, [torch.zeros(4)], [], [], lambda n: n, lambda n: 4 * n - 1, rows=4, timed=0, most=9)
     runner = Eager()
     assert runner.schedule(job, [3, 2, 1, 1]) == [(0, 4, 4), (1, 2, 2), (2, 1, 1)]
     assert (runner.computed, runner.seen) == (4 * 7, 4 * 7 - 4)
     assert [lanes for _, _, lanes in Eager(lambda active, lanes: lanes).schedule(job, [3, 2, 1, 1])] == [4, 4, 4]
     assert [_slots(active, 30) for active in (30, 29, 28, 5, 3, 2, 1)] == [30, 30, 28, 8, 4, 2, 1]
+
+
+def test_cohorts_of_all_sizes_share_few_numbers_of_lanes():
+    """A block is padded with idle lanes; of these a step runs as many as make its number one that is recorded."""
+    ran = {}
+    for clients in range(3, 33):
+        job = Job(None, [torch.zeros(32)], [], [], lambda n: n, lambda n: n, rows=1, timed=0, most=9)
+        ran[clients] = [lanes for _, _, lanes in Eager(_slots).schedule(job, [2] + [1] * (clients - 1))]
+    assert ran[30] == [32, 1] and ran[21] == [24, 1] and ran[3] == [4, 1]
+    assert {lanes for plan in ran.values() for lanes in plan} == {1, *range(4, 33, 4)}
 
 
 @pytest.mark.parametrize("drop", [False, True])

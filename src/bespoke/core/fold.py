@@ -50,16 +50,16 @@ class Fold:
     drop: bool  # a last, partial minibatch
     slope: str | None = None  # the branch of the carry to take the gradient in
 
-    def once(self, call: Callable[[Tree], Tree], carry: Tree) -> Tree:
-        """What a step gives, by ``call(carry)`` of one client or of all lanes, with the gradient if there is to be one.
+    def once(self, call: Callable[..., Tree], carry: Tree, *rest: Any) -> Tree:
+        """What ``call(carry, *rest)`` gives, a step of one client or of all lanes, and the gradient if there is one.
 
         A lane's loss depends on its own part of the carry alone, so the gradient of the sum has every lane's own.
         """
         if self.slope is None:
-            return call(carry)
+            return call(carry, *rest)
         branch = tree.map(lambda p: p.detach().requires_grad_(), carry[self.slope])
         with torch.enable_grad():
-            out = call(carry | {self.slope: branch})
+            out = call(carry | {self.slope: branch}, *rest)
             loss, leaves = out["loss"], list(tree.leaves(branch))
             grads = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
         return out | {"loss": loss.detach(), "grads": list(grads)}
@@ -125,7 +125,7 @@ def _alone(local: "Local", fold: Fold, carry: Tree) -> Tree:
     for t in range(fold.calls(local.largest)):
         group = tuple(next(batches) for _ in range(fold.per_step))
         batch = group if fold.per_step > 1 else group[0]
-        out = fold.once(lambda carry, batch=batch: fold.step(carry, batch, *fold.consts), carry)  # type: ignore[misc]
+        out = fold.once(fold.step, carry, batch, *fold.consts)
         carry = fold.finish(carry, out, fold.consts, None if fold.limit is None else t < fold.limit)
     return carry
 
@@ -175,7 +175,7 @@ def _in_lanes(local: "Local", fold: Fold, carry: Tree) -> Tree:
                 return fold.step(carry, batch, *told["consts"])
 
             whole = tree.unflatten_any(carry, carry_spec)
-            out = fold.once(lambda carry: vmap(one, in_dims=(0, 0, in_dims[TIMED:]))(carry, now, rest), whole)
+            out = fold.once(vmap(one, in_dims=(0, 0, in_dims[TIMED:])), whole, now, rest)
             told = tree.unflatten_any(rest, spec)
             active = t < told["own"] if idle or limited else None
             return tree.flatten_any(fold.finish(whole, out, told["consts"], active))[0]

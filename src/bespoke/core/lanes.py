@@ -113,7 +113,7 @@ class Eager:
     def schedule(self, job: Job, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
         """Each step's number, how many lanes are active, and how many to run; counts the rows on the way."""
         counts = [job.calls(n) for n in sizes]
-        plan, active, lanes = [], len(counts), len(counts)
+        plan, active, lanes = [], len(counts), len(job.carry[0])
         for t in range(max(counts, default=0)):
             while counts[active - 1] <= t:
                 active -= 1

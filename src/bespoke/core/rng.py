@@ -67,8 +67,6 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key [..., 2] for each ``data`` (an int or int64 tensor that broadcasts with ``key[..., 0]``)."""
     if not isinstance(data, Tensor):
         data = torch.full((), data, dtype=torch.int64, device=key.device)
-    if fast.usable(key, torch.int64):
-        return fast.threefry(key[..., 0], key[..., 1], data)
     return torch.stack(_draw(key, data), dim=-1)
 
 
