@@ -254,6 +254,18 @@ def test_one_client_alone_is_the_same():
             torch.testing.assert_close(a, m[i])
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_linear_layers_gradient_lies_as_its_weight_does(shared):
+    k = rng.key(5)
+    x, weight = rng.normal(rng.fold_in(k, 0), (3, 6, 8)), rng.normal(rng.fold_in(k, 1), (3, 5, 8)).requires_grad_()
+    x, in_dims = (x[0], (None, 0)) if shared else (x, (0, 0))
+    ours, torchs = (vmap(layer, in_dims=in_dims)(x, weight) for layer in (layers.product, F.linear))
+    torch.testing.assert_close(ours, torchs)
+    ours, torchs = (torch.autograd.grad((y**3).sum(), weight)[0] for y in (ours, torchs))
+    torch.testing.assert_close(ours, torchs)
+    assert ours.is_contiguous()
+
+
 @pytest.mark.usefixtures("reference")
 def test_gradients_outside_vmap_and_vmap_in_vmap():
     x, w, b = drawn(2, 3, 1, 3, 6, 6), drawn(2, 4, 3, 3, 3), drawn(2, 4)

@@ -82,13 +82,25 @@ class Conv2d(nn.Conv2d):
 
 
 class Linear(nn.Linear):
-    """nn.Linear; on CUDA the bias is added by itself, since under vmap torch would multiply it by one before."""
+    """nn.Linear; on CUDA for many clients at once: see :func:`product`.
+
+    The bias is added by itself there, since under vmap torch would multiply it by one before.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """input (B, inputs) -> (B, outputs)."""
         if not input.is_cuda:
             return super().forward(input)
-        return F.linear(input, self.weight) + self.bias
+        return product(input, self.weight) + self.bias
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., B, inputs) times weight (outputs, inputs): (..., B, outputs), as F.linear has it.
+
+    With the weight on the left its gradient under vmap lies in memory as the weight does. F.linear's lies the other
+    way round, and the optimiser would have to copy it, which took a quarter of a step of 50 clients with 10 rows each.
+    """
+    return (weight @ x.mT).mT
 
 
 class GroupNorm(nn.GroupNorm):
