@@ -47,7 +47,7 @@ def measure(lanes: int, precision: str) -> tuple[float, float]:
         cohort.train(1, everyone, {"model": params}, {})
 
     round()
-    capture = cohort.runner.timings()["capture"]  # of the loop's step; the plan around it is recorded the next time
+    capture = cohort.runner.timings()["recording"]  # of the loop's step; the plan around it is recorded the next time
     round()
     return 1e3 * seconds(round, 3) / STEPS, 1e3 * capture
 

@@ -95,6 +95,8 @@ def test_recorded_equals_eager_to_the_bit(method, precision):
     server, counts, clients, _ = played(method, precision)
     assert clients.notes == []
     assert len(clients.runner._plans) > 0
+    seconds = clients.runner.timings()
+    assert {"recording", "steps", "update"} < seconds.keys() and min(seconds.values()) > 0
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(eager), tree.leaves(server), strict=True))
     assert counts == eager_counts
 

@@ -85,7 +85,7 @@ class BatchedClients(Simulated):
         pool, device, count = self.pool, self.root.device, len(call.clients)
         sizes = [pool.train.sizes[c] for c in call.clients]
         # Work of the clients' own can be recorded by its name; what a probe brings along may be anything.
-        name = call.fn.__name__ if getattr(call.fn, "__self__", None) is self else ""
+        name = call.fn.__name__.strip("_") if getattr(call.fn, "__self__", None) is self else ""
         runner = self.runner if name else Eager()
         idle = runner.lanes(count) - count
         call = call.part([*range(count), *[count - 1] * idle])  # an idle lane repeats the last client, to no effect

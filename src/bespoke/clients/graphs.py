@@ -46,12 +46,12 @@ class Graphs(Eager):
         super().__init__(_slots)
         self.device, self.most, self.largest, self.record, self.notes = device, most, largest, record, notes
         self.stream = torch.cuda.Stream(device)
-        self.seconds = {"capture": 0.0}
+        self.seconds = {"recording": 0.0, "steps": 0.0}
         self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
         self._failures: dict[Hashable, int] = {}
         self._warm: set[str] = set()
         self._programs: dict[Hashable, _Program] = {}
-        self._marks: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._marks: deque[tuple[str, str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._recording: _Plan | None = None
         self._loops = 0
         self._name = ""
@@ -87,7 +87,7 @@ class Graphs(Eager):
         key = (name, str(spec), tuple((x.shape, x.dtype) for x in flat))
         self.stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(self.stream), self._timed("blocks"):
+            with torch.cuda.stream(self.stream), self._timed(name):
                 return self._call(name, key, block, inputs, flat)
         finally:
             torch.cuda.current_stream().wait_stream(self.stream)
@@ -120,7 +120,7 @@ class Graphs(Eager):
         except RuntimeError as error:
             self._failures[key] = self._failures.get(key, 0) + 1
             if self._failures[key] == 2:
-                self._tell(name.strip("_"), error)
+                self._tell(name, error)
             return None
         self._plans[key] = plan
         while len(self._plans) > MOST_PLANS or (len(self._plans) > 1 and self._crowded()):
@@ -137,23 +137,29 @@ class Graphs(Eager):
             self.notes.append(note)
 
     @contextlib.contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        """Count the device's time in a phase, without waiting for it."""
+    def _timed(self, phase: str, within: str = "") -> Iterator[None]:
+        """Count the device's time in a phase, without waiting for it, and not in the phase that it lies within."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         yield
         end.record()
-        self._marks.append((phase, begin, end))
-        while len(self._marks) > 64 and self._marks[0][2].query():
+        self._marks.append((phase, within, begin, end))
+        while len(self._marks) > 64 and self._marks[0][3].query():
             self._count_mark()
 
     def _count_mark(self) -> None:
-        phase, begin, end = self._marks.popleft()
+        phase, within, begin, end = self._marks.popleft()
         end.synchronize()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1e3
+        seconds = begin.elapsed_time(end) / 1e3
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        if within:
+            self.seconds[within] = self.seconds.get(within, 0.0) - seconds
 
     def timings(self) -> dict[str, float]:
-        """Seconds so far: host time of recording, device time of whole blocks and of the loops in them."""
+        """Seconds so far: the ``steps`` of all loops, by name what else there was of each work, and ``recording``.
+
+        Recording is time of the host, which lies in that of the others.
+        """
         while self._marks:
             self._count_mark()
         return dict(self.seconds)
@@ -170,7 +176,7 @@ class Graphs(Eager):
             raise
         finally:
             self._recording = None
-        self.seconds["capture"] += time.perf_counter() - begin
+        self.seconds["recording"] += time.perf_counter() - begin
 
     def out(self, work: Work, lanes: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
         """Do ``work``, between two pieces if a plan is being recorded."""
@@ -178,8 +184,9 @@ class Graphs(Eager):
         if plan is None:
             return [x.clone() for x in work(lanes, dims, tensors)]
         plan.piece(self._pieces.stop())
-        self._recording = None
+        self._recording, begin = None, time.perf_counter()
         result = [x.clone() for x in work(lanes, dims, tensors)]
+        self.seconds["recording"] -= time.perf_counter() - begin  # which this was not
         self._recording = plan
         plan.between(work, lanes, dims, tensors, result)
         self._pieces.start()
@@ -198,13 +205,13 @@ class Graphs(Eager):
             self._programs[key] = _Program(job, max(self.most, len(job.carry[0])), job.calls(self.largest), self._steps)
         program, lanes = self._programs[key], len(job.carry[0])
         program.load(job, lanes)
-        with self._timed("loops"):
+        with self._timed("steps", within=self._name):
             for _, _, running in self.schedule(job, self.sizes):
                 begin = time.perf_counter()
                 if program.step(running, self.record):
-                    self.seconds["capture"] += time.perf_counter() - begin
+                    self.seconds["recording"] += time.perf_counter() - begin
         if program.trouble:
-            self._tell(f"a loop of {self._name.strip('_')}", program.trouble)
+            self._tell(f"a loop of {self._name}", program.trouble)
         return [x[:lanes] for x in program.carry]
 
 
