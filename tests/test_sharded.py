@@ -28,7 +28,7 @@ import torch.distributed as dist
 from small_runs import arrays, assert_same_result, experiment, federated, last_tensors, records, write
 
 import bespoke
-from bespoke import api, cli, ranks
+from bespoke import api, cli, ranks, results
 from bespoke.clients.sharded import homes
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
@@ -171,7 +171,7 @@ def pair(root: Path, name: str, work: Callable[[], Any]) -> None:
     print(json.dumps({"name": name, "codes": codes, "said": said, "seconds": seconds}), flush=True)
 
 
-def run(name: str, folder: Path, **options: Any) -> api.Run:
+def run(name: str, folder: Path, **options: Any) -> results.Run:
     options |= {"backend": "batched" if "batched" in name else "loop", "states": "disk" if "disk" in name else "device"}
     with mock.patch("bespoke.clients.states.SPILL", 1):
         return bespoke.run(CASES[name], folder, device="cpu", checkpoint_every=2, **options)
@@ -311,7 +311,7 @@ def drive(root: Path) -> None:
         bespoke_command("run", small, "--seed", os.environ["RANK"], "--out", root / "each")
 
     def no_room() -> None:
-        full = mock.patch("bespoke.api.save", side_effect=UserError("cannot write: no room"))
+        full = mock.patch("bespoke.execution.save", side_effect=UserError("cannot write: no room"))
         with full if os.environ["RANK"] == "0" else contextlib.nullcontext():
             bespoke_command("run", small, "--out", root / "full", "--checkpoint-every", 1)
 
@@ -321,7 +321,7 @@ def drive(root: Path) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        with mock.patch("bespoke.cli._plain_lines", lambda *_: press):
+        with mock.patch("bespoke.progress._plain_lines", lambda *_: press):
             bespoke_command("run", small, "--out", root / "signalled", "--set", "training.rounds=50")
 
     pair(root, "each its own", each_its_own)

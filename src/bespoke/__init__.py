@@ -55,7 +55,7 @@ _NAMES = {
     "ModelSettings": "bespoke.models",
     "run": "bespoke.api",
     "federate": "bespoke.api",
-    "Run": "bespoke.api",
+    "Run": "bespoke.results",
     "check_method": "bespoke.contract",
     "compare": "bespoke.report",
     "summarise": "bespoke.report",

@@ -30,7 +30,7 @@ from bespoke.records import RunFolder
 from bespoke.report.charts import COLOURS, INK, _axes, _save
 
 if TYPE_CHECKING:
-    from bespoke.api import Run
+    from bespoke.results import Run
 
 
 def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, float]]:

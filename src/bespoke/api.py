@@ -1,132 +1,34 @@
-"""From an experiment, or from one's own data and model, to a run: build, run or resume, and what comes out."""
+"""From an experiment, or from one's own data and model, to a run: what to build, and on what."""
 
 import copy
 import hashlib
-import platform
-import shutil
-import subprocess
-import tempfile
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from bespoke import __version__, ranks
-from bespoke.checkpoint import Checkpoint, load_newest, save
-from bespoke.clients import BatchedClients, Clients, LoopClients, ShardedClients, Simulated
+from bespoke import ranks
+from bespoke.clients import BatchedClients, Clients, LoopClients, ShardedClients
 from bespoke.clients.states import KINDS
-from bespoke.core import rng, tree
+from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.data import Data, Pool
+from bespoke.core.data import Pool
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.datasets import from_arrays, partitioned
 from bespoke.datasets.settings import DataSettings
 from bespoke.errors import UserError
-from bespoke.experiment import Experiment, from_tables, load
+from bespoke.execution import execute
+from bespoke.experiment import Experiment, load
 from bespoke.federation import Evaluation, Event, Federation
-from bespoke.files import write_atomic
 from bespoke.models import ModelSettings, build_task
-from bespoke.records import RunFolder
-from bespoke.report.summary import summarise
+from bespoke.results import Run, ready
 
 BACKENDS = {"batched": BatchedClients, "loop": LoopClients}
-
-
-@dataclass(frozen=True)
-class PersonalModel:
-    """One client's own model."""
-
-    algorithm: Algorithm
-    task: Task
-    personal: Tree
-    pool: Pool
-    client: int
-
-    def logits(self, x: Any) -> Tensor:
-        """Logits (B, C) for examples x (B, ...) in the form the client's own data has."""
-        with torch.no_grad():
-            ready = _ready(self.pool, self.task, torch.as_tensor(x), self.client)
-            out = self.algorithm.predict(self.task, self.personal, ready)
-        return next(iter(out.values())) if isinstance(out, dict) else out
-
-    def predict(self, x: Any) -> Tensor:
-        """The predicted classes (B,) for examples x (B, ...)."""
-        return self.logits(x).argmax(dim=-1)
-
-
-def _ready(pool: Pool, task: Task, x: Tensor, client: int = 0) -> Tensor:
-    """Raw examples x (B, ...) as a client's model takes them: transformed, in its type, on its device."""
-    rows = torch.arange(len(x), device=task.device)
-    extra = tree.map(lambda t: t[client].to(task.device), pool.extra)
-    data = Data(x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform)
-    return replace(data, dtype=task.dtype).gather(rows, rng.key(0, task.device), train=False)[0]
-
-
-@dataclass
-class Run:
-    """A finished (or interrupted) run: its records, and its models on request."""
-
-    experiment: Experiment
-    folder: RunFolder
-    federation: Federation
-    server: Tree
-    pool: Pool
-    notes: list[str] = field(default_factory=list)
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The numbers of the run, derived from its records: see ``bespoke.report.summarise``."""
-        return summarise(self.folder)
-
-    @property
-    def accuracy(self) -> float:
-        """Pooled test accuracy of the headline view, last round, all clients of the training population."""
-        headline = self.summary["views"].get(self.summary["headline"], {"last": {}})
-        value = headline["last"].get("all", {}).get("pooled")
-        if value is None:
-            raise UserError("there is no accuracy: no client was evaluated on test rows of its own")
-        return float(value)
-
-    @cached_property
-    def models(self) -> dict[str, PersonalModel]:
-        """The personal model of every client by name, new clients included; made when first asked for.
-
-        In a run of several processes all of them have to ask, and each is given all models.
-        """
-        everyone = range(self.pool.total_clients)
-        algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.clients
-        assert isinstance(clients, Simulated | ShardedClients)  # only a simulation may look at its clients
-        shared, own = self.federation.down(self.server, everyone)
-        rounds = self.folder.rounds()
-        last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit
-        trees = clients.personal(last, everyone, shared, own)
-        return {
-            name: PersonalModel(algorithm, task, personal, self.pool, i)
-            for i, (name, personal) in enumerate(zip(self.pool.names, trees, strict=True))
-        }
-
-    def save_models(self) -> Path:
-        """Write every personal model as ``models/NAME.safetensors`` in the run's folder.
-
-        What a file's name cannot hold, such as a slash, is written as in an address on the web.
-        """
-        models, folder = self.models, self.folder.path / "models"
-        if not ranks.first():
-            return folder
-        RunFolder.create(folder)
-        for name, model in models.items():
-            flat = {n: t.cpu().contiguous().clone() for n, t in tree.flatten(model.personal).items()}
-            write_atomic(folder / f"{quote(name, safe=' ')}.safetensors", safetensors.torch.save(flat))
-        return folder
 
 
 def pick_backend(backend: str, device: torch.device) -> str:
@@ -171,7 +73,7 @@ def _assemble(
 ) -> Federation:
     if states not in KINDS:
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
-    task.check(_ready(pool, task, pool.x[pool.train.client(0)[:4]]))
+    task.check(ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     evaluation = experiment.evaluation
     clients: Clients
     clients = inner = BACKENDS[pick_backend(backend, task.device)](
@@ -241,8 +143,8 @@ def run(
     where, dtype = pick_device(device), torch.get_default_dtype()
     task = build_task(experiment.model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
     federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states, callbacks)
-    described = _describe(pool) | partition.describe()
-    return _run(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})
+    described = partition.describe()
+    return execute(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})
 
 
 def federate(
@@ -308,7 +210,7 @@ def federate(
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
     )
     federation = _assemble(experiment, pool, task, _initial(task, seed), backend, states, callbacks)
-    return _run(experiment, federation, pool, _describe(pool), out, resume, 10, lambda: False, {})
+    return execute(experiment, federation, pool, {}, out, resume, 10, lambda: False, {})
 
 
 def _digest(*parts: Any) -> str:
@@ -329,189 +231,3 @@ def _data_digest(pool: Pool) -> str:
 def _model_digest(model: nn.Module, head: str) -> str:
     weights = model.state_dict()
     return _digest(repr(model), head, tuple(weights), *(t for t in weights.values() if isinstance(t, Tensor)))
-
-
-# --- one run in its folder ----------------------------------------------------------------------------------------
-
-
-def _run(
-    experiment: Experiment,
-    federation: Federation,
-    pool: Pool,
-    described: dict[str, Any],
-    out: str | Path | None,
-    resume: bool,
-    checkpoint_every: int,
-    stop: Callable[[], bool],
-    about: dict[str, Any],
-) -> Run:
-    if checkpoint_every < 1:
-        raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
-    ranks.same(f"experiment {experiment.hash()} on {federation.task.device.type} in {federation.task.precision}")
-    folder = _folder(out)
-    checkpoints, store = folder.path / "checkpoints", federation.clients.store
-    first, server, found, notes, offsets = 1, None, None, list[str](), dict[str, int]()
-    if folder.holds_run():
-        if not resume:
-            raise UserError(
-                f"{folder.path} already holds a run: add --resume to go on with it, or choose another folder with --out"
-            )
-        found, notes = _find_start(experiment, folder, federation)
-        if found is not None:
-            first, server = found.round + 1, found.server
-        offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
-    store.open(checkpoints, found.states if found else ())
-    environment = _environment(federation, experiment) | about
-    ranks.wait()  # nothing is written before every process has read what was there
-    if ranks.first():
-        RunFolder.create(checkpoints)
-        folder.truncate(offsets)
-        write_atomic(folder.path / "config.toml", experiment.toml())
-        folder.write_json("federation.json", described)
-        folder.write_json("environment.json", environment | {"notes": notes})
-    ranks.wait()
-
-    def checkpoint(round: int, server: Tree) -> None:
-        files = store.flush()
-        if ranks.first():
-            save(checkpoints, Checkpoint(round, server, files, folder.offsets()), experiment.hash())
-        ranks.wait()  # files that no checkpoint names are removed before any process writes another
-
-    records = folder if ranks.first() else _Reader(folder)
-    server = federation.run(records, server, first, checkpoint, checkpoint_every, lambda: ranks.any_of(stop()))
-    notes = notes + list(getattr(federation.clients, "notes", []))
-    done = Run(experiment, folder, federation, server, pool, notes)
-    if ranks.first():
-        folder.write_json("environment.json", environment | _device_seconds(federation.clients) | {"notes": notes})
-        folder.write_json("summary.json", done.summary)
-        if out is not None:
-            folder.export_parquet()
-    ranks.wait()
-    _ = done.summary  # which the others read while the first process keeps the folder
-    ranks.wait()
-    return done
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """The records in a process that is not the first: they are read here, and written there."""
-
-    folder: RunFolder
-
-    def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        pass
-
-    def clients(self) -> Iterator[dict[str, Any]]:
-        return self.folder.clients()
-
-
-def _folder(out: str | Path | None) -> RunFolder:
-    """The run's folder, made by the first process and seen by all."""
-    made = (_temporary_folder() if out is None else RunFolder.create(out)) if ranks.first() else None
-    path = ranks.from_first(str(made.path) if made else None)
-    folder = made or RunFolder(path)
-    if not folder.path.is_dir():
-        raise UserError(f"process {ranks.rank()} does not see the folder {folder.path}: put it where all processes do")
-    return folder
-
-
-def _temporary_folder() -> RunFolder:
-    """A folder that is removed when nobody holds it any longer."""
-    folder = RunFolder.create(tempfile.mkdtemp(prefix="bespoke-"))
-    weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
-    return folder
-
-
-def _find_start(
-    experiment: Experiment, folder: RunFolder, federation: Federation
-) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from, after making sure that it is this experiment's."""
-    stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
-    if stored.hash() != experiment.hash():
-        raise UserError(
-            f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
-            f"{experiment.hash()}; {_difference(stored, experiment)}): choose another folder with --out"
-        )
-    found, notes = load_newest(folder.path / "checkpoints", federation.task.device)
-    rounds, done = experiment.training.rounds, found.round if found else 0
-    if rounds < done:
-        raise UserError(f"{folder.path} has done {done} rounds already: set training.rounds to {done} or more")
-    if experiment.training.full_last and done == stored.training.rounds != rounds:
-        raise UserError(
-            f"{folder.path} has finished with a last round of all clients, so it cannot be made longer: "
-            f"run {rounds} rounds in another folder"
-        )
-    if found is None:
-        notes = [*notes, f"{folder.path} holds no sound checkpoint: started over from round 1"]
-    return found, notes
-
-
-def _difference(stored: Experiment, experiment: Experiment) -> str:
-    """The first setting in which two experiments differ."""
-    there, here = stored.tables(), experiment.tables()
-    if there["seed"] != here["seed"]:
-        return f"seed is {there['seed']} there and {here['seed']} here"
-    for table in ("data", "model", "algorithm", "training"):
-        for key in there[table] | here[table]:
-            old, new = there[table].get(key), here[table].get(key)
-            if old != new:
-                return f"{table}.{key} is {old!r} there and {new!r} here"
-    return "no setting differs"
-
-
-def _describe(pool: Pool) -> dict[str, Any]:
-    classes = [int(pool.y[rows].unique().numel()) for rows in map(pool.train.client, range(pool.total_clients))]
-    return {
-        "clients": pool.num_clients,
-        "new_clients": pool.total_clients - pool.num_clients,
-        "names": list(pool.names),
-        "train": list(pool.train.sizes),
-        "val": list(pool.val.sizes),
-        "test": list(pool.test.sizes),
-        "classes": classes,
-        "num_classes": pool.num_classes,
-    }
-
-
-def _environment(federation: Federation, experiment: Experiment) -> dict[str, Any]:
-    device = federation.task.device
-    return {
-        "bespoke": __version__,
-        "git": _git_hash(),
-        "experiment": experiment.hash(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
-        "dtype": str(federation.task.dtype).removeprefix("torch."),
-        "precision": federation.task.precision,
-        "backend": getattr(federation.clients, "name", "unknown"),
-        "states": federation.clients.store.kind,
-        "world_size": ranks.world(),
-    }
-
-
-def _device_seconds(clients: Any) -> dict[str, Any]:
-    """Where the device's time went, if the clients' runner counts it."""
-    runner = getattr(clients, "runner", None)
-    seconds = {name: round(s, 3) for name, s in runner.timings().items()} if runner else {}
-    return {"device_seconds": seconds} if seconds else {}
-
-
-def _git_hash() -> str | None:
-    """The commit of the source tree that runs, if it is a checkout."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

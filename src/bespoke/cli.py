@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from bespoke import data_cli
+from bespoke import data_cli, lists, progress
 from bespoke._version import __version__
 from bespoke.errors import UserError
 
@@ -164,7 +163,7 @@ def run(
             print(f"note: {folder} holds no run to go on with; starting one", file=sys.stderr)
         tools = log if log and ranks.first() else ()
         trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
-        with _progress(loaded, quiet or as_json) as (callback, stopped):
+        with progress.shown(loaded, quiet or as_json, _several()) as (callback, stopped):
             done = api.run(
                 loaded,
                 folder,
@@ -225,101 +224,6 @@ def _sentence(done: Any, folder: Path) -> str:
     )
 
 
-@contextmanager
-def _progress(experiment: Any, quiet: bool) -> Iterator[tuple[Any, Any]]:
-    """A callback that shows how a run goes, and a function that says whether Ctrl-C was pressed."""
-    asked: list[int] = []
-
-    def interrupt(signum: int, frame: Any) -> None:
-        if asked and _several():
-            return  # torchrun passes signals on, so that the same one comes twice
-        if asked:
-            print("stopped at once; what came after the last checkpoint is lost", file=sys.stderr)
-            raise SystemExit(130)
-        asked.append(signum)
-        again = "" if _several() else "; press Ctrl-C again to stop at once"
-        print(f"finishing this round, then saving a checkpoint{again}", file=sys.stderr)
-
-    # torchrun ends its processes with SIGTERM, and gives them half a minute
-    signals = (signal.SIGINT, signal.SIGTERM) if _several() else (signal.SIGINT,)
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    metric = experiment.evaluation.metric
-    try:
-        if quiet:
-            yield (lambda event: None), lambda: bool(asked)
-        elif sys.stderr.isatty():
-            with _bar(experiment, metric) as callback:
-                yield callback, lambda: bool(asked)
-        else:
-            yield _plain_lines(experiment, metric), lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _accuracy(event: Any, metric: str) -> float | None:
-    from bespoke.metrics import aggregate
-
-    view = event.evaluated[0]["view"] if event.evaluated else None
-    rows = [r for r in event.evaluated if r["view"] == view and r["split"] == "test" and r["group"] != "new"]
-    if not rows:
-        return None
-    return getattr(aggregate([r["correct"] for r in rows], [r["total"] for r in rows]), metric)
-
-
-def _plain_lines(experiment: Any, metric: str) -> Any:
-    import time
-
-    shown = [0.0]
-
-    def callback(event: Any) -> None:
-        accuracy = _accuracy(event, metric)
-        now = time.monotonic()
-        if accuracy is None and event.round < event.rounds and now - shown[0] < 5.0:
-            return  # a line every few seconds is enough for a log
-        shown[0] = now
-        loss = event.row["train_loss"]
-        text = f"{experiment.algorithm_name}: round {event.round}/{event.rounds}"
-        text += f", train loss {loss:.4f}" if loss is not None else ""
-        text += f", accuracy {100 * accuracy:.2f} % ({metric})" if accuracy is not None else ""
-        text += f", refused {event.row['refused']}" if event.row["refused"] else ""
-        print(text, file=sys.stderr, flush=True)
-
-    return callback
-
-
-@contextmanager
-def _bar(experiment: Any, metric: str) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(experiment.algorithm_name, total=experiment.training.rounds, accuracy="")
-        started: list[int] = []
-
-        def callback(event: Any) -> None:
-            accuracy = _accuracy(event, metric)
-            if not started:  # a resumed run did not do its first rounds just now
-                started.append(event.round)
-                progress.reset(bar, completed=event.round - 1)
-            progress.update(bar, completed=event.round)
-            if accuracy is not None:
-                progress.update(bar, accuracy=f"accuracy {100 * accuracy:.2f} % ({metric})")
-            if event.row["refused"]:
-                progress.console.print(f"round {event.round}: refused {event.row['refused']}")
-
-        yield callback
-
-
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
@@ -366,61 +270,15 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List what there is."""
-    tables = {
-        "algorithms": _algorithms,
-        "models": _models,
-        "datasets": _datasets,
-        "partitions": _partitions,
-        "experiments": _experiments,
-    }
-    if what not in tables:
-        raise UserError(f"there is no list of {what!r}: use one of {', '.join(tables)}")
-    rows = tables[what]()
+    if what not in lists.LISTS:
+        raise UserError(f"there is no list of {what!r}: use one of {', '.join(lists.LISTS)}")
+    rows = lists.LISTS[what]()
     if as_json:
         print(json.dumps(dict(rows), indent=2))
     else:
         width = max(len(name) for name, _ in rows)
         for name, doc in rows:
             print(f"{name:<{width}}  {doc}")
-
-
-def _first_sentence(doc: str | None) -> str:
-    return (doc or "").strip().splitlines()[0] if doc else ""
-
-
-def _algorithms() -> list[tuple[str, str]]:
-    from bespoke.algorithms import ALGORITHMS, load_plugins, method_class
-
-    load_plugins()
-    return [(name, _first_sentence(method_class(name).__doc__)) for name in ALGORITHMS]
-
-
-def _models() -> list[tuple[str, str]]:
-    from bespoke.models import MODELS
-
-    return [(name, spec.doc) for name, spec in MODELS.items()]
-
-
-def _datasets() -> list[tuple[str, str]]:
-    from bespoke.datasets import DATASETS
-
-    return [(name, _first_sentence(loader.__doc__)) for name, loader in DATASETS.items()]
-
-
-def _partitions() -> list[tuple[str, str]]:
-    from bespoke.datasets import PARTITIONS
-
-    return [(name, spec.doc) for name, spec in PARTITIONS.items()]
-
-
-def _experiments() -> list[tuple[str, str]]:
-    from bespoke.experiment import shipped
-
-    rows = []
-    for name, path in shipped().items():
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        rows.append((name, first.removeprefix("#").strip()))
-    return rows
 
 
 @app.command()
@@ -438,7 +296,7 @@ def demo(
     _use_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     try:
-        comparison, chart = demonstration.run(folder, lambda experiment: _progress(experiment, quiet))
+        comparison, chart = demonstration.run(folder, lambda experiment: progress.shown(experiment, quiet))
     except KeyboardInterrupt:
         print(f"stopped; go on with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
         raise typer.Exit(130) from None
