@@ -6,8 +6,6 @@ prints a table and writes ``cohort_step.json`` beside itself.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import time
@@ -15,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import report
 import torch
 from torch.nn import functional as F
 
@@ -119,15 +118,9 @@ def main() -> int:
         for precision in chosen.precisions.split(","):
             row[f"{precision}_ms"] = ours(name, clients, batch, steps, precision, graphs=True)
             print(f"{name} {precision}: {row[f'{precision}_ms']:.3f} ms", flush=True)
-        print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
         rows.append(row)
-    result = {
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cases": [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows],
-    }
-    Path(chosen.out).write_text(json.dumps(result, indent=2) + "\n")
+    print(report.table(rows))
+    report.store(chosen.out, "cuda", cases=rows)
     return 0
 
 

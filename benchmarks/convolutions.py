@@ -6,13 +6,13 @@ outputs (gradients differ where rounding makes another pixel the largest), print
 ``convolutions.json``.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import report
 import torch
 from fast_layers import CIFAR, VMP, Layer, error, graph_time, last, operands, stages
 from torch import Tensor
@@ -56,7 +56,7 @@ WAYS: dict[str, Way] = {"grouped cuDNN": grouped, "unfolded": unfolded, "ours": 
 def work(way: Way, layer: Layer, leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
     """The stage's output and its gradients; a first stage needs none of its input."""
     out = way(layer, *leaves)
-    return [out, *torch.autograd.grad(out, leaves[1:] if layer.first else leaves, dy.to(out.dtype))]
+    return [out, *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], dy.to(out.dtype))]
 
 
 def measure(layer: Layer) -> dict[str, Any]:
@@ -70,6 +70,7 @@ def measure(layer: Layer) -> dict[str, Any]:
         # Ours rounds the parameters itself, the others are given them rounded.
         low = [t if way is ours else t.bfloat16() for t in (weight, bias)]
         leaves = [t.detach().requires_grad_() for t in (last(x, torch.bfloat16), *low)]
+        leaves[0].requires_grad_(not layer.first)
         outs[name] = work(way, layer, leaves, dy)[0].detach()
         row[f"{name}, difference"] = error(outs[name], outs["grouped cuDNN"].double())
         row[f"{name}, us"] = round(1e6 * graph_time(partial(work, way, layer, leaves, dy), 10), 1)
@@ -81,12 +82,12 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for layer in stages("cifar", 30, 50, CIFAR) + stages("vmp", 30, 50, VMP):
         rows.append(measure(layer))
-        print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else str(v) for k, v in rows[-1].items()), flush=True)
-    for net in ("cifar", "vmp"):
-        sums = {n: sum(r[f"{n}, us"] for r in rows if r["stage"].startswith(net)) for n in WAYS}
-        print(f"{net}: " + ", ".join(f"{name} {us:.0f} us" for name, us in sums.items()))
-    result = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "stages": rows}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    sums = [
+        {"stage": f"{net}, all"} | {f"{n}, us": sum(r[f"{n}, us"] for r in rows if net in r["stage"]) for n in WAYS}
+        for net in ("cifar", "vmp")
+    ]
+    print(report.table([*rows, *sums]))
+    report.store(Path(__file__).with_suffix(".json"), "cuda", stages=rows)
     return int(any(value > 0.02 for row in rows for name, value in row.items() if name.endswith("difference")))
 
 

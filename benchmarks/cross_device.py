@@ -1,15 +1,15 @@
 """Many small clients: CIFAR-10 dealt out evenly to 1000 clients of 50 images, 50 a round, one epoch in batches of 10.
 
 1500 rounds of FedAvg with a CNN of two convolutions and dropout, through ``bespoke.run``. ``python
-benchmarks/cross_device.py`` needs CUDA and the real CIFAR-10; it prints a line and writes ``cross_device.json``.
+benchmarks/cross_device.py`` needs CUDA and the real CIFAR-10; it prints a table and writes ``cross_device.json``.
 """
 
-import json
+import argparse
 import sys
 import time
 from pathlib import Path
 
-import torch
+import report
 
 import bespoke
 from bespoke import DataSettings, Evaluation, Experiment, ModelSettings, Training
@@ -19,7 +19,11 @@ BAR = 40.0
 
 def main() -> int:
     """Run, print and store."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1500)
+    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
+    chosen = parser.parse_args()
+    rounds = chosen.rounds
     experiment = Experiment(
         data=DataSettings(name="cifar10", pool="split", partition="iid", clients=1000),
         model=ModelSettings("cnn", width=32, hidden=512, dropout=0.5),
@@ -35,8 +39,6 @@ def main() -> int:
         for name in ("train", "aggregate", "record", "checkpoint")
     }
     result = {
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
         "rounds": rounds,
         "seconds": round(total, 2),
         "bar_s": BAR,
@@ -45,8 +47,8 @@ def main() -> int:
         "notes": run.notes,
         "train_loss": [row["train_loss"] for row in run.folder.rounds()][:: max(1, rounds // 10)],
     }
-    print(json.dumps(result))
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    print(report.table([{"rounds": rounds, "seconds": total, "bar_s": BAR} | parts]), *run.notes, sep="\n")
+    report.store(chosen.out, "cuda", **result)
     return int(total > BAR * rounds / 1500)
 
 

@@ -6,9 +6,7 @@ kept in a temporary folder. ``--sheet FILE.png`` draws the contact sheet of the 
 """
 
 import argparse
-import json
 import os
-import platform
 import resource
 import sys
 import tempfile
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import report
 
 from bespoke.datasets import DataSettings, Examples, partitioned, store
 from bespoke.datasets.cifar_s import assign, corrupted
@@ -92,16 +91,10 @@ def measure() -> int:
         read_seconds, _ = timed(lambda: np.array(store.load("cifar10").x))
         rows.append(("stored CIFAR-10, loaded (memory-mapped)", load_seconds, LOAD_SECONDS, "s"))
         rows.append(("stored CIFAR-10, loaded and read whole", read_seconds, LOAD_SECONDS, "s"))
-    for name, value, bar, unit in rows:
-        print(f"{name}: {value:.2f} {unit} (bar {bar:g})")
-    result = {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "cores": os.cpu_count(),
-        "images": "CIFAR-10" if real else "random",
-        "cases": [{"case": n, "value": round(v, 3), "bar": bar, "unit": unit} for n, v, bar, unit in rows],
-    }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    cases = [{"case": name, "value": value, "bar": bar, "unit": unit} for name, value, bar, unit in rows]
+    print(report.table(cases))
+    about = {"numpy": np.__version__, "images": "CIFAR-10" if real else "random"}
+    report.store(Path(__file__).with_suffix(".json"), "cpu", **about, cases=cases)
     return int(any(value > bar for _, value, bar, _ in rows))
 
 

@@ -5,14 +5,13 @@ figure is the ratio of the medians. Run with ``python benchmarks/overhead.py``; 
 itself and exits with 1 if the default backend, one client after another, is above its bar.
 """
 
-import json
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import report
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -88,11 +87,11 @@ def measure(name: str, pool: Pool, model: ModelSettings, training: Training, bar
     by_hand, loop, batched = (statistics.median(times[1:]) for times in seconds.values())  # the first warms up
     return {
         "case": name,
-        "hand_written_s": round(by_hand, 4),
-        "loop_s": round(loop, 4),
-        "batched_s": round(batched, 4),
-        "ratio": round(loop / by_hand, 3),
-        "batched_ratio": round(batched / by_hand, 3),
+        "hand_written_s": by_hand,
+        "loop_s": loop,
+        "batched_s": batched,
+        "ratio": loop / by_hand,
+        "batched_ratio": batched / by_hand,
         "bar": bar,
     }
 
@@ -123,13 +122,8 @@ def main() -> int:
             1.12,
         ),
     ]
-    for case in cases:
-        print(
-            "{case}: loop {loop_s} s against {hand_written_s} s by hand, ratio {ratio} (bar {bar}); "
-            "batched {batched_s} s, ratio {batched_ratio}".format(**case)
-        )
-    result = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1, "cases": cases}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    print(report.table(cases))
+    report.store(Path(__file__).with_suffix(".json"), "cpu", threads=1, cases=cases)
     return int(any(case["ratio"] > case["bar"] for case in cases))
 
 

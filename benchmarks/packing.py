@@ -7,7 +7,6 @@ each unit, prints two tables and writes ``packing.json`` beside itself.
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
+import report
 from cohort_step import images, seconds
 
 from bespoke.algorithms import ALGORITHMS
@@ -84,7 +83,6 @@ def by_unit(step_ms: dict[int, float], record_ms: float) -> list[dict[str, Any]]
         replay, record = float(times @ list(counts.values())) / 1e3, len(counts) * record_ms / 1e3
         rows.append({"unit": unit, "steps": counts.total(), "recordings": len(counts)})
         rows[-1] |= {"replay_s": round(replay, 2), "record_s": round(record, 2), "sum_s": round(replay + record, 2)}
-        print(rows[-1], "<- used" if unit == graphs.STEP_LANES else "", flush=True)
     return rows
 
 
@@ -101,17 +99,9 @@ def main() -> int:
         captures.append(capture)
         print(f"{lanes:3} lanes: {steps[lanes]:.3f} ms a step, {steps[lanes] / lanes:.4f} a lane", flush=True)
     recording = sorted(captures)[len(captures) // 2]
-    print(f"a recording: {recording:.0f} ms")
     units = by_unit(steps, recording)
-    result = {
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "precision": chosen.precision,
-        "step_ms": {k: round(v, 4) for k, v in steps.items()},
-        "record_ms": round(recording, 1),
-        "units": units,
-    }
-    Path(chosen.out).write_text(json.dumps(result, indent=2) + "\n")
+    print(f"a recording: {recording:.0f} ms; the unit that is used: {graphs.STEP_LANES}", report.table(units), sep="\n")
+    report.store(chosen.out, "cuda", precision=chosen.precision, step_ms=steps, record_ms=recording, units=units)
     return 0
 
 

@@ -97,15 +97,17 @@ LINES: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """Seconds by phase, a column for each run."""
+def by_phase(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The table's rows: seconds by phase, a column for each run."""
     heads = [f"{run['method']} {run['precision']} {run['seed']}" for run in runs]
-    rows = [(name, [f"{line(run):.1f}" for run in runs]) for name, line in LINES.items()]
+    rows = {name: [line(run) for run in runs] for name, line in LINES.items()}
     if all(run["compiling"] is not None for run in runs):
-        rows.append(("more in a first run, which compiles", [f"{run['compiling']:.1f}" for run in runs]))
-    rows += [(f"{key}, %", [f"{100 * run[key]:.1f}" for run in runs]) for key in ("pooled", "mean", "padding_waste")]
-    wide = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{wide}}" + "".join(f"{x:>16}" for x in cells) for name, cells in [("", heads), *rows])
+        rows["more in a first run, which compiles"] = [run["compiling"] for run in runs]
+    rows |= {f"{key}, %": [100 * run[key] for run in runs] for key in ("pooled", "mean", "padding_waste")}
+    return [
+        {"seconds": name} | {head: f"{x:.1f}" for head, x in zip(heads, cells, strict=True)}
+        for name, cells in rows.items()
+    ]
 
 
 def main() -> int:
@@ -135,11 +137,10 @@ def main() -> int:
         print(
             f"{method} {run['precision']} seed {seed}: {run['seconds']['total']:.1f} s {run['notes'] or ''}", flush=True
         )
-    print(table(runs))
-    import torch
+    import report  # here, since it loads torch, and a child's start is timed
 
-    result = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "runs": runs}
-    Path(chosen.out).write_text(json.dumps(result, indent=2) + "\n")
+    print(report.table(by_phase(runs)))
+    report.store(chosen.out, "cuda", runs=runs)
     total = {run["method"]: run["seconds"]["total"] for run in runs if run["rounds"] == 200}
     ratio = total["pfedfda"] / total["fedavg"] if total.keys() == BARS.keys() else 0.0
     if ratio:

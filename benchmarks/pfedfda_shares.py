@@ -7,8 +7,6 @@ that do the work; what none of them covers (the head, priors, folds, packing) is
 no network pass takes more than its bar of a client's time.
 """
 
-import json
-import platform
 import statistics
 import sys
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import report
 import torch
 
 from bespoke.algorithms import pfedfda
@@ -106,15 +105,8 @@ def main() -> int:
     """Measure with 10 and 100 classes, print and store."""
     torch.set_num_threads(1)
     cases = [measure(classes) for classes in (10, 100)]
-    print(f"{'classes':>7} {'client':>8} {'network':>9} {'mean, cov':>10} {'beta':>7} {'rest':>7}   all but network")
-    for case in cases:
-        share = case["percent"]
-        print(
-            f"{case['classes']:>7} {case['seconds']:>6.2f} s {share['network']:>7.1f} % {share['statistics']:>8.2f} % "
-            f"{share['beta']:>5.1f} % {share['rest']:>5.2f} %   {case['beyond_network']:.1f} % (bar {BAR:g} %)"
-        )
-    result = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1, "cases": cases}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    print(report.table(case | {f"{part}, %": share for part, share in case["percent"].items()} for case in cases))
+    report.store(Path(__file__).with_suffix(".json"), "cpu", threads=1, cases=cases)
     return int(any(case["beyond_network"] > case["bar"] for case in cases))
 
 

@@ -7,8 +7,6 @@ process's peak memory is read. Run with ``python benchmarks/population.py``; it 
 and exits with 1 if the ratio or the memory is above its bar.
 """
 
-import json
-import platform
 import resource
 import statistics
 import sys
@@ -17,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import report
 import torch
 
 from bespoke import checkpoint
@@ -105,12 +104,12 @@ class Population:
         files = self.store.flush()
         return {
             "clients": self.clients,
-            "round_s": round(statistics.median(self.seconds[1:]), 4),  # the first warms up
-            "round_cpu_s": round(statistics.median(self.busy[1:]), 4),
-            "checkpoint_s": round(statistics.median(self.saving), 4),
-            "mean_with_checkpoints_s": round((sum(self.seconds[1:]) + sum(self.saving)) / len(self.seconds[1:]), 4),
+            "round_s": statistics.median(self.seconds[1:]),  # the first warms up
+            "round_cpu_s": statistics.median(self.busy[1:]),
+            "checkpoint_s": statistics.median(self.saving),
+            "mean_with_checkpoints_s": (sum(self.seconds[1:]) + sum(self.saving)) / len(self.seconds[1:]),
             "files": len(files),
-            "files_gb": round(sum((self.folder.path / f["file"]).stat().st_size for f in files) / 1e9, 3),
+            "files_gb": sum((self.folder.path / f["file"]).stat().st_size for f in files) / 1e9,
         }
 
 
@@ -126,23 +125,19 @@ def main() -> int:
         evaluation = both[1].evaluate()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB
     ratio = large["round_s"] / small["round_s"]
-    for case in (small, large):
-        print("{clients} clients: {round_s} s a round, {checkpoint_s} s a checkpoint, {files} files".format(**case))
+    print(report.table([small, large]))
     print(f"ratio of rounds {ratio:.3f} (bar {BAR_RATIO}), peak memory {peak:.2f} GB (bar {BAR_GB})")
     result = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": "2-core CPU",
         "threads": 1,
         "case": f"FedPer, head {FEATURES} x {CLASSES}, cohort {COHORT}, {TRAIN_ROWS} rows, batch 10, states on disk",
         "populations": [small, large],
-        "round_ratio": round(ratio, 3),
+        "round_ratio": ratio,
         "round_ratio_bar": BAR_RATIO,
-        "evaluation_of_all_s": round(evaluation, 1),
-        "peak_memory_gb": round(peak, 2),
+        "evaluation_of_all_s": evaluation,
+        "peak_memory_gb": peak,
         "peak_memory_gb_bar": BAR_GB,
     }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    report.store(Path(__file__).with_suffix(".json"), "cpu", **result)
     return int(ratio > BAR_RATIO or peak > BAR_GB)
 
 

@@ -1,16 +1,16 @@
 """Batches so small that all is launch cost: pFedVMP's CIFAR-10 run, 50 clients, all in each of 1000 rounds, batch 10.
 
 25 % of the pooled CIFAR-10, Dir(0.3), one epoch a round, FedPer and pFedVMP, evaluated at the end, through
-``bespoke.run``. ``python benchmarks/small_batches.py`` needs CUDA and the real CIFAR-10; it prints a line for each
-method and writes ``small_batches.json``.
+``bespoke.run``. ``python benchmarks/small_batches.py`` needs CUDA and the real CIFAR-10; it prints a table and
+writes ``small_batches.json``.
 """
 
-import json
+import argparse
 import sys
 import time
 from pathlib import Path
 
-import torch
+import report
 
 import bespoke
 from bespoke import DataSettings, Experiment, ModelSettings, Training
@@ -20,7 +20,11 @@ BARS = {"fedper": 85.0, "pfedvmp": 120.0}
 
 def main() -> int:
     """Run both, print and store."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
+    chosen = parser.parse_args()
+    rounds = chosen.rounds
     runs, slow = [], False
     for method, bar in BARS.items():
         experiment = Experiment(
@@ -53,11 +57,11 @@ def main() -> int:
             "device_seconds": run.folder.read_json("environment.json")["device_seconds"],
             "notes": run.notes,
         }
-        print(json.dumps(result), flush=True)
+        print(f"{method}: {total:.1f} s", *run.notes, flush=True)
         runs.append(result)
         slow |= total > bar * rounds / 1000
-    out = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "runs": runs}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(out, indent=2) + "\n")
+    print(report.table(runs))
+    report.store(chosen.out, "cuda", runs=runs)
     return int(slow)
 
 

@@ -1,6 +1,6 @@
-"""The scripts of benchmarks/ that make tables of all methods: they know every method, and count what they say."""
+"""The scripts of benchmarks/: their tables and files; what goes over all methods knows each and counts what it says."""
 
-import importlib.util
+import importlib
 import json
 import re
 import sys
@@ -19,15 +19,45 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+sys.path.insert(0, str(FOLDER))  # as for a script that is started there
+
+methods, comparison, readme, report, paper_run = map(
+    importlib.import_module, ("methods", "fmnist_all", "methods_table", "report", "paper_run")
+)
 
 
-methods, comparison, readme = script("methods"), script("fmnist_all"), script("methods_table")
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+def test_every_script_loads_on_a_machine_without_a_gpu(name):
+    if name in ("fast_layers", "convolutions"):
+        pytest.importorskip("triton")
+    importlib.import_module(name)
+
+
+def test_a_table_has_a_column_for_every_plain_figure():
+    rows = [{"case": "small", "s": 1.23456, "parts": {"a": 1}}, {"case": "a large one", "s": 2.0, "bar": 25}]
+    assert report.table(rows).splitlines() == [
+        "case             s  bar",
+        "small        1.235",
+        "a large one      2   25",
+    ]
+
+
+def test_a_file_of_figures_names_its_machine_and_rounds_alike(tmp_path):
+    report.store(tmp_path / "x.json", "cpu", cases=[{"s": 1 / 3, "n": 7, "by": {"4": 1e5 / 3}}], ratio=1.0)
+    stored = json.loads((tmp_path / "x.json").read_text())
+    assert stored["machine"].endswith("-core CPU") and stored["torch"] == torch.__version__
+    assert stored["cases"] == [{"s": 0.33333, "n": 7, "by": {"4": 33333.0}}] and stored["ratio"] == 1.0
+
+
+def test_the_phases_of_the_papers_run_add_up_to_what_is_stored():
+    runs = json.loads((FOLDER / "paper_run.json").read_text())["runs"]
+    for run in runs:
+        seconds = run["seconds"]
+        parts = sum(value for phase, value in seconds.items() if phase != "total")
+        assert parts == pytest.approx(seconds["total"], abs=0.1)
+    phases = {row["seconds"]: row for row in paper_run.by_phase(runs)}
+    assert phases["whole run"]["pfedfda bf16 0"] == f"{runs[1]['seconds']['total']:.1f}"
+    assert float(phases["more in a first run, which compiles"]["fedavg bf16 0"]) > 0
 
 
 def test_the_cost_of_a_method_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
