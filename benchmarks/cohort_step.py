@@ -106,6 +106,7 @@ def main() -> int:
     parser.add_argument("--precisions", default="fp32,tf32,bf16")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
+    report.needs_cuda()
     rows = []
     for name in chosen.models.split(","):
         case = CASES[name]

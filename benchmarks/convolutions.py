@@ -79,6 +79,7 @@ def measure(layer: Layer) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print and store."""
+    report.needs_cuda()
     rows: list[dict[str, Any]] = []
     for layer in stages("cifar", 30, 50, CIFAR) + stages("vmp", 30, 50, VMP):
         rows.append(measure(layer))

@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1500)
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
+    report.needs_cuda()
     rounds = chosen.rounds
     experiment = Experiment(
         data=DataSettings(name="cifar10", pool="split", partition="iid", clients=1000),

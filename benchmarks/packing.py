@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
+    report.needs_cuda()
     measure(4, chosen.precision)  # compiles the kernels
     steps, captures = dict[int, float](), list[float]()
     for lanes in LANES:

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import report
+
 EXPERIMENT = "pfedfda/cifar10_dir0.5"
 # FedAvg is looked at as FedAvg with fine-tuning: each client's model after its last local training.
 METHODS: dict[str, list[str]] = {"fedavg": ["evaluation.when='local'"], "pfedfda": []}
@@ -126,6 +128,7 @@ def main() -> int:
     if chosen.child:
         child(chosen.child, chosen.began, seeds[0], chosen.precision, chosen.set)
         return 0
+    report.needs_cuda()
     runs = []
     for precision, method, seed in itertools.product(chosen.precision.split(","), chosen.methods.split(","), seeds):
         with tempfile.TemporaryDirectory() as folder:
@@ -137,8 +140,6 @@ def main() -> int:
         print(
             f"{method} {run['precision']} seed {seed}: {run['seconds']['total']:.1f} s {run['notes'] or ''}", flush=True
         )
-    import report  # here, since it loads torch, and a child's start is timed
-
     print(report.table(by_phase(runs)))
     report.store(chosen.out, "cuda", runs=runs)
     total = {run["method"]: run["seconds"]["total"] for run in runs if run["rounds"] == 200}

@@ -10,6 +10,12 @@ from typing import Any
 import torch
 
 
+def needs_cuda() -> None:
+    """End the script with one sentence where there is no CUDA device."""
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a CUDA device, and torch sees none here")
+
+
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as aligned columns, headed by their keys; lists and mappings among the values are left to the file."""
     rows = list(rows)

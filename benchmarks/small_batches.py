@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
+    report.needs_cuda()
     rounds = chosen.rounds
     runs, slow = [], False
     for method, bar in BARS.items():

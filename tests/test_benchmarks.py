@@ -33,6 +33,14 @@ def test_every_script_loads_on_a_machine_without_a_gpu(name):
     importlib.import_module(name)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("name", ["cohort_step", "cross_device", "packing", "paper_run", "small_batches"])
+def test_a_script_that_needs_a_gpu_says_so_in_one_sentence(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    with pytest.raises(SystemExit, match="needs a CUDA device, and torch sees none here"):
+        importlib.import_module(name).main()
+
+
 def test_a_table_has_a_column_for_every_plain_figure():
     rows = [{"case": "small", "s": 1.23456, "parts": {"a": 1}}, {"case": "a large one", "s": 2.0, "bar": 25}]
     assert report.table(rows).splitlines() == [
