@@ -9,7 +9,6 @@ outputs (gradients differ where rounding makes another pixel the largest), print
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import report
@@ -79,16 +78,18 @@ def measure(layer: Layer) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print and store."""
+    chosen = report.parser(__doc__, __file__).parse_args()
     report.needs_cuda()
     rows: list[dict[str, Any]] = []
     for layer in stages("cifar", 30, 50, CIFAR) + stages("vmp", 30, 50, VMP):
         rows.append(measure(layer))
+        print(f"{layer.name}: ours {rows[-1]['ours, us']} us", flush=True)
     sums = [
         {"stage": f"{net}, all"} | {f"{n}, us": sum(r[f"{n}, us"] for r in rows if net in r["stage"]) for n in WAYS}
         for net in ("cifar", "vmp")
     ]
     print(report.table([*rows, *sums]))
-    report.store(Path(__file__).with_suffix(".json"), "cuda", stages=rows)
+    report.store(chosen.out, "cuda", stages=rows)
     return int(any(value > 0.02 for row in rows for name, value in row.items() if name.endswith("difference")))
 
 

@@ -4,10 +4,8 @@
 benchmarks/cross_device.py`` needs CUDA and the real CIFAR-10; it prints a table and writes ``cross_device.json``.
 """
 
-import argparse
 import sys
 import time
-from pathlib import Path
 
 import report
 
@@ -19,17 +17,15 @@ BAR = 40.0
 
 def main() -> int:
     """Run, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = report.parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=1500)
-    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
     report.needs_cuda()
-    rounds = chosen.rounds
     experiment = Experiment(
         data=DataSettings(name="cifar10", pool="split", partition="iid", clients=1000),
         model=ModelSettings("cnn", width=32, hidden=512, dropout=0.5),
         algorithm="fedavg",
-        training=Training(rounds=rounds, epochs=1, batch=10, lr=0.1, rate=0.05),
+        training=Training(rounds=chosen.rounds, epochs=1, batch=10, lr=0.1, rate=0.05),
         evaluation=Evaluation(),
     )
     begin = time.perf_counter()
@@ -40,17 +36,17 @@ def main() -> int:
         for name in ("train", "aggregate", "record", "checkpoint")
     }
     result = {
-        "rounds": rounds,
+        "rounds": chosen.rounds,
         "seconds": round(total, 2),
         "bar_s": BAR,
         "parts": parts,
         "device_seconds": run.folder.read_json("environment.json")["device_seconds"],
         "notes": run.notes,
-        "train_loss": [row["train_loss"] for row in run.folder.rounds()][:: max(1, rounds // 10)],
+        "train_loss": [row["train_loss"] for row in run.folder.rounds()][:: max(1, chosen.rounds // 10)],
     }
-    print(report.table([{"rounds": rounds, "seconds": total, "bar_s": BAR} | parts]), *run.notes, sep="\n")
+    print(report.table([{"rounds": chosen.rounds, "seconds": total, "bar_s": BAR} | parts]), *run.notes, sep="\n")
     report.store(chosen.out, "cuda", **result)
-    return int(rounds == 1500 and total > BAR)
+    return int(chosen.rounds == 1500 and total > BAR)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Without CIFAR-10 in the folder of data sets the images are random, and that is r
 kept in a temporary folder. ``--sheet FILE.png`` draws the contact sheet of the documentation instead.
 """
 
-import argparse
 import os
 import resource
 import sys
@@ -63,7 +62,7 @@ def sheet(path: Path) -> None:
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB, {page.width} x {page.height}")
 
 
-def measure() -> int:
+def measure(out: str) -> int:
     """Measure, print and store."""
     real = store.holds("cifar10")
     load_seconds, examples = timed(lambda: store.load("cifar10") if real else random_images())
@@ -94,17 +93,17 @@ def measure() -> int:
     cases = [{"case": name, "value": value, "bar": bar, "unit": unit} for name, value, bar, unit in rows]
     print(report.table(cases))
     about = {"numpy": np.__version__, "images": "CIFAR-10" if real else "random"}
-    report.store(Path(__file__).with_suffix(".json"), "cpu", **about, cases=cases)
+    report.store(out, "cpu", **about, cases=cases)
     return int(any(value > bar for _, value, bar, _ in rows))
 
 
 def main() -> int:
     """The benchmark, or the contact sheet."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--sheet", type=Path, help="draw the contact sheet to this .png instead")
-    chosen = arguments.parse_args()
+    parser = report.parser(__doc__, __file__)
+    parser.add_argument("--sheet", type=Path, help="draw the contact sheet to this .png instead")
+    chosen = parser.parse_args()
     if chosen.sheet is None:
-        return measure()
+        return measure(chosen.out)
     sheet(chosen.sheet)
     return 0
 

@@ -9,12 +9,9 @@ run in turn with the method's, and the ratio is that of the two medians; FedAvg'
 fails has its error in its line. On a CPU, ``--device cpu --rounds 2 --clients 4 --rows 20 60`` is a quick look.
 """
 
-import argparse
 import ast
 import gc
 import inspect
-import json
-import platform
 import statistics
 import sys
 import time
@@ -23,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import report
 import torch
 
 from bespoke.algorithms import ALGORITHMS, method_class
@@ -205,27 +203,23 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measure, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = report.parser(__doc__, __file__)
     parser.add_argument("--methods", default=",".join(ALGORITHMS), help="names, with commas between them")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each method")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rows", type=int, nargs=2, default=(100, 400), help="of the smallest and the largest client")
-    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
     device = pick_device(chosen.device)
     precision = pick_precision("auto", device, torch.float32)
     task = build_task(MODEL, (3, 32, 32), 10, device, precision=precision)
     params, pool = task.init(rng.key(0)), images(chosen.clients, *chosen.rows).to(device, task.dtype)
     begin, rows = time.perf_counter(), list[dict[str, Any]]()
-    result = {
-        "machine": torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU",
-        "torch": torch.__version__,
+    about = {
         "precision": precision,
         "clients": chosen.clients,
         "rows": list(chosen.rows),
         "parameters": sum(p.numel() for p in params.values()),
-        "methods": rows,
     }
     baseline = Runs("fedavg", task, params, pool)
     for _ in range(4):
@@ -238,8 +232,7 @@ def main() -> int:
             traceback.print_exc()
             rows.append({"name": name, "error": str(error).strip().splitlines()[0] if str(error) else repr(error)})
         print(line(rows[-1]), flush=True)
-        rounded = [{k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-        Path(chosen.out).write_text(json.dumps(result | {"methods": rounded}, indent=2) + "\n")
+        report.store(chosen.out, device.type, **about, methods=rows)
     print(f"{time.perf_counter() - begin:.0f} seconds in all")
     return int(any("error" in row for row in rows))
 

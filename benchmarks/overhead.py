@@ -9,7 +9,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import report
 import torch
@@ -108,6 +107,7 @@ def colour_images(clients: int, rows: int) -> Pool:
 
 def main() -> int:
     """Measure both cases, print and store them."""
+    chosen = report.parser(__doc__, __file__).parse_args()
     torch.set_num_threads(1)
     digits = federate_data(DataSettings(name="digits", clients=10, alpha=1.0, min_rows=20), seed=0)
     cases = [
@@ -123,7 +123,7 @@ def main() -> int:
         ),
     ]
     print(report.table(cases))
-    report.store(Path(__file__).with_suffix(".json"), "cpu", threads=1, cases=cases)
+    report.store(chosen.out, "cpu", threads=1, cases=cases)
     return int(any(case["ratio"] > case["bar"] for case in cases))
 
 

@@ -6,10 +6,8 @@ through ``clients.train`` and what a recording costs, adds them up over the 200 
 each unit, prints two tables and writes ``packing.json`` beside itself.
 """
 
-import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,9 +86,8 @@ def by_unit(step_ms: dict[int, float], record_ms: float) -> list[dict[str, Any]]
 
 def main() -> int:
     """Measure, add up, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = report.parser(__doc__, __file__)
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
     report.needs_cuda()
     measure(4, chosen.precision)  # compiles the kernels

@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -103,10 +102,11 @@ def measure(classes: int) -> dict[str, Any]:
 
 def main() -> int:
     """Measure with 10 and 100 classes, print and store."""
+    chosen = report.parser(__doc__, __file__).parse_args()
     torch.set_num_threads(1)
     cases = [measure(classes) for classes in (10, 100)]
     print(report.table(case | {f"{part}, %": share for part, share in case["percent"].items()} for case in cases))
-    report.store(Path(__file__).with_suffix(".json"), "cpu", threads=1, cases=cases)
+    report.store(chosen.out, "cpu", threads=1, cases=cases)
     return int(any(case["beyond_network"] > case["bar"] for case in cases))
 
 

@@ -115,6 +115,7 @@ class Population:
 
 def main() -> int:
     """Measure both populations, print and store them."""
+    chosen = report.parser(__doc__, __file__).parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root:
         both = [Population(count, RunFolder.create(Path(root) / str(count))) for count in (1_000, 100_000)]
@@ -137,7 +138,7 @@ def main() -> int:
         "peak_memory_gb": peak,
         "peak_memory_gb_bar": BAR_GB,
     }
-    report.store(Path(__file__).with_suffix(".json"), "cpu", **result)
+    report.store(chosen.out, "cpu", **result)
     return int(ratio > BAR_RATIO or peak > BAR_GB)
 
 

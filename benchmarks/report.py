@@ -1,5 +1,6 @@
-"""What the benchmarks share: a table on the screen, and a JSON file with the machine named in it."""
+"""What the benchmarks share: their arguments, a table on the screen, a JSON file that names the machine."""
 
+import argparse
 import json
 import os
 import platform
@@ -8,6 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from bespoke.files import write_atomic
+from bespoke.report.table import aligned
+
+
+def parser(doc: str | None, script: str) -> argparse.ArgumentParser:
+    """For a script's arguments: what it is, and ``--out``, its JSON file, by default beside it."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("--out", default=str(Path(script).with_suffix(".json")), help="the JSON file to write")
+    return made
 
 
 def needs_cuda() -> None:
@@ -20,24 +31,18 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as aligned columns, headed by their keys; lists and mappings among the values are left to the file."""
     rows = list(rows)
     heads = list(dict.fromkeys(k for row in rows for k, v in row.items() if not isinstance(v, (list, dict))))
-    lines = [heads, *([_cell(row.get(head, "")) for head in heads] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    first, *others = widths
-    return "\n".join(
-        "  ".join([line[0].ljust(first), *(cell.rjust(w) for cell, w in zip(line[1:], others, strict=True))]).rstrip()
-        for line in lines
-    )
+    return aligned([heads, *([_cell(row.get(head, "")) for head in heads] for row in rows)], range(1, len(heads)))
 
 
 def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def store(out: str | Path, device: str, **figures: Any) -> None:
+def store(out: str, device: str, **figures: Any) -> None:
     """Write the figures to ``out`` as JSON, floats to five digits, with what they were measured on (cpu or cuda)."""
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()}-core CPU"
     about = {"machine": machine, "torch": torch.__version__, "python": platform.python_version()}
-    Path(out).write_text(json.dumps(_rounded(about | figures), indent=2) + "\n", encoding="utf-8")
+    write_atomic(out, json.dumps(_rounded(about | figures), indent=2) + "\n")
 
 
 def _rounded(value: Any) -> Any:

@@ -5,10 +5,8 @@
 writes ``small_batches.json``.
 """
 
-import argparse
 import sys
 import time
-from pathlib import Path
 
 import report
 
@@ -20,12 +18,10 @@ BARS = {"fedper": 85.0, "pfedvmp": 120.0}
 
 def main() -> int:
     """Run both, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = report.parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--out", default=str(Path(__file__).with_suffix(".json")))
     chosen = parser.parse_args()
     report.needs_cuda()
-    rounds = chosen.rounds
     runs, slow = [], False
     for method, bar in BARS.items():
         experiment = Experiment(
@@ -42,7 +38,7 @@ def main() -> int:
             ),
             model=ModelSettings("pfedvmp_cnn"),
             algorithm=method,
-            training=Training(rounds=rounds, epochs=1, batch=10, lr=0.01),
+            training=Training(rounds=chosen.rounds, epochs=1, batch=10, lr=0.01),
         )
         begin = time.perf_counter()
         run = bespoke.run(experiment, device="cuda", precision="bf16", checkpoint_every=100)
@@ -50,7 +46,7 @@ def main() -> int:
         last = run.summary["views"]["personal"]["last"]["all"]
         result = {
             "method": method,
-            "rounds": rounds,
+            "rounds": chosen.rounds,
             "seconds": round(total, 2),
             "bar_s": bar,
             "pooled": last["pooled"],
@@ -60,7 +56,7 @@ def main() -> int:
         }
         print(f"{method}: {total:.1f} s", *run.notes, flush=True)
         runs.append(result)
-        slow |= rounds == 1000 and total > bar
+        slow |= chosen.rounds == 1000 and total > bar
     print(report.table(runs))
     report.store(chosen.out, "cuda", runs=runs)
     return int(slow)

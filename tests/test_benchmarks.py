@@ -21,8 +21,8 @@ FOLDER = ROOT / "benchmarks"
 
 sys.path.insert(0, str(FOLDER))  # as for a script that is started there
 
-methods, comparison, readme, report, paper_run = map(
-    importlib.import_module, ("methods", "fmnist_all", "methods_table", "report", "paper_run")
+methods, comparison, readme, report, paper_run, cohort_step = map(
+    importlib.import_module, ("methods", "fmnist_all", "methods_table", "report", "paper_run", "cohort_step")
 )
 
 
@@ -51,10 +51,17 @@ def test_a_table_has_a_column_for_every_plain_figure():
 
 
 def test_a_file_of_figures_names_its_machine_and_rounds_alike(tmp_path):
-    report.store(tmp_path / "x.json", "cpu", cases=[{"s": 1 / 3, "n": 7, "by": {"4": 1e5 / 3}}], ratio=1.0)
+    report.store(str(tmp_path / "x.json"), "cpu", cases=[{"s": 1 / 3, "n": 7, "by": {"4": 1e5 / 3}}], ratio=1.0)
     stored = json.loads((tmp_path / "x.json").read_text())
     assert stored["machine"].endswith("-core CPU") and stored["torch"] == torch.__version__
     assert stored["cases"] == [{"s": 0.33333, "n": 7, "by": {"4": 33333.0}}] and stored["ratio"] == 1.0
+
+
+def test_a_step_is_held_to_its_bar():
+    cases = json.loads((FOLDER / "cohort_step.json").read_text())["cases"]
+    assert [case["model"] for case in cases] == list(cohort_step.CASES)
+    assert not any(cohort_step.slow(case) for case in cases)
+    assert cohort_step.slow(cases[0] | {"bf16_ms": 1.3}) and cohort_step.slow(cases[2] | {"loop_ms": 80.0})
 
 
 def test_the_phases_of_the_papers_run_add_up_to_what_is_stored():

@@ -128,20 +128,21 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print the result
         return
     table = [_cells(row) for row in rows]
     heads = ["name", "here", "size", "rows", "classes", "checked", "source"]
+    numbers = range(2, 5)
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
 
         shown = Table(box=None, header_style="bold")
-        for head in heads:
-            shown.add_column(head, no_wrap=head != "source", justify="right" if head in heads[2:5] else "left")
+        for i, head in enumerate(heads):
+            shown.add_column(head, no_wrap=head != "source", justify="right" if i in numbers else "left")
         for cells in table:
             shown.add_row(*cells)
         Console().print(shown)
         return
-    widths = [max(len(cells[i]) for cells in [heads, *table]) for i in range(len(heads))]
-    for cells in [heads, *table]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    from bespoke.report.table import aligned
+
+    print(aligned([heads, *table], numbers))
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Difference = tuple[float, float | None, float | None]  # mean, and the interval's low and high end
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
+    """Rows of cells as lines of columns two blanks apart; the columns in ``right`` end at one place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
 
 
 @dataclass(frozen=True)
@@ -100,12 +112,7 @@ class Comparison:
     def text(self) -> str:
         """Plain text."""
         header, rows = self.cells()
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = [self.title]
-        for row in [header, *rows]:
-            cells = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join([*lines, *self._notes()]) + "\n"
+        return "\n".join([self.title, aligned([header, *rows], range(1, len(header))), *self._notes()]) + "\n"
 
     def markdown(self) -> str:
         """A Markdown table; the best of each column of accuracies is bold."""
