@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from bespoke.algorithms import ALGORITHMS
 from bespoke.clients import BatchedClients
 from bespoke.core import rng
-from bespoke.core.data import Pool, Rows
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.models import ModelSettings, build_module, build_task
 
@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 FP32_FLOPS, BYTES = 67e12, 4.3e12  # of an H200: arithmetic in float32 a second, bytes a second as measured by a copy
 
 
-def images(clients: int, rows: int) -> Pool:
+def images(clients: int, rows: int) -> FederatedData:
     """Random 32x32 colour images of 8 bits."""
     count = clients * rows
     draw = torch.Generator().manual_seed(0)
@@ -39,7 +39,7 @@ def images(clients: int, rows: int) -> Pool:
     y = torch.randint(0, 10, (count,), generator=draw)
     none = Rows.of([[]] * clients)
     names = tuple(str(i) for i in range(clients))
-    return Pool(x, y, Rows.of(list(torch.arange(count).split(rows))), none, none, 10, clients, names)
+    return FederatedData(x, y, Rows.of(list(torch.arange(count).split(rows))), none, none, 10, clients, names)
 
 
 def seconds(work: Callable[[], Any], repeats: int) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from bespoke.models import fast
+from bespoke.gpu import fast_layers
 
 SLOPE = 0.1
 Way = Callable[[Layer, Tensor, Tensor, Tensor], Tensor]  # (x (K, B, C, H, W), weight, bias) -> (K, B, outputs, H', W')
@@ -46,7 +46,7 @@ def unfolded(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def ours(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """One kernel for the stage, one for each gradient."""
-    return vmap(lambda x, w, b: fast.conv_stage(x, w, b, layer.padding, SLOPE, "bf16"))(x, weight, bias)
+    return vmap(lambda x, w, b: fast_layers.conv_stage(x, w, b, layer.padding, SLOPE, "bf16"))(x, weight, bias)
 
 
 WAYS: dict[str, Way] = {"grouped cuDNN": grouped, "unfolded": unfolded, "ours": ours}

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import report
 
-from bespoke.datasets import DataSettings, Examples, partitioned, store
-from bespoke.datasets.cifar_s import assign, corrupted
-from bespoke.datasets.corrupt import CORRUPTIONS, SEVERITIES, Pair, corrupt
+from bespoke.data import DataSettings, Examples, partitioned
+from bespoke.data.images.cifar_s import assign, corrupted
+from bespoke.data.images.corrupt import CORRUPTIONS, SEVERITIES, Pair, corrupt
+from bespoke.data.sources import store
 
 SECONDS, CACHED_SECONDS, LOAD_SECONDS, REDRAW_SECONDS, PEAK_GB = 60.0, 5.0, 1.0, 5.0, 2.0
 SHOWN = (7, 4)  # rows of CIFAR-10 on the contact sheet: a horse and a car

@@ -1,4 +1,4 @@
-"""The kernels of ``bespoke.models.kernels`` on a CUDA device: are they right, and how long do they take?
+"""The kernels of ``bespoke.gpu.layer_kernels`` on a CUDA device: are they right, and how long do they take?
 
     python benchmarks/fast_layers.py            checks, times of each kernel, times of whole steps
     python benchmarks/fast_layers.py --tune     times of other block sizes, the best four
@@ -23,8 +23,10 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from bespoke.core import rng
-from bespoke.core.fused import sgd_update
-from bespoke.models import ModelSettings, build_task, fast, kernels, layers
+from bespoke.gpu import fast_layers
+from bespoke.gpu import layer_kernels as kernels
+from bespoke.gpu.step_kernels import sgd_update
+from bespoke.models import ModelSettings, build_task, layers
 
 TYPES = {"tf32": torch.float32, "bf16": torch.bfloat16}
 BARS = {"tf32": 3e-3, "bf16": 2e-2}
@@ -45,9 +47,9 @@ class Layer(NamedTuple):
     pooled: bool
     first: bool = False
 
-    def conv(self, precision: str) -> fast.Conv:
+    def conv(self, precision: str) -> fast_layers.Conv:
         dtype = TYPES[precision]
-        return fast.Conv(self.stride, self.padding, self.pooled, 0.1 if self.pooled else 0.0, dtype, dtype)
+        return fast_layers.Conv(self.stride, self.padding, self.pooled, 0.1 if self.pooled else 0.0, dtype, dtype)
 
     @property
     def weight(self) -> tuple[int, int, int, int]:
@@ -121,8 +123,8 @@ def check(layer: Layer, precision: str) -> bool:
 
     def ours(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         if layer.pooled:
-            return fast.conv_stage(x, w, b, layer.padding, conv.slope, precision)
-        return fast.conv2d(x, w, layer.stride, layer.padding, precision)
+            return fast_layers.conv_stage(x, w, b, layer.padding, conv.slope, precision)
+        return fast_layers.conv2d(x, w, layer.stride, layer.padding, precision)
 
     leaves = [t.clone().requires_grad_() for t in (x, w, b)]
     y = vmap(ours)(*leaves)

@@ -100,8 +100,8 @@ def child(name: str, seeds: list[int], rounds: int, device: str, extra: list[str
     """One method with some seeds: a line in the records and on the screen for each."""
     import torch
 
-    from bespoke import api
-    from bespoke.experiment import load
+    from bespoke.runs import api
+    from bespoke.runs.experiment import load
 
     case = CASES[name]
     for seed in seeds:

@@ -24,14 +24,14 @@ import report
 import torch
 
 from bespoke.algorithms import ALGORITHMS, method_class
-from bespoke.api import BACKENDS, pick_backend, pick_device, pick_precision
 from bespoke.core import rng
-from bespoke.core.data import Pool, Rows
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
-from bespoke.federation import Evaluation, Federation
 from bespoke.models import ModelSettings, build_task
+from bespoke.runs.api import BACKENDS, pick_backend, pick_device, pick_precision
+from bespoke.runs.federation import Evaluation, Federation
 
 MODEL = ModelSettings(name="pfedvmp_cnn", norm="group")
 TRAINING = Training(rounds=1000, epochs=2, batch=50, lr=0.01, momentum=0.5)
@@ -39,14 +39,14 @@ ENOUGH = 3.0  # seconds of measured rounds after which three of them will do
 COLUMNS = "{:<11} {:>9} {:>8} {:>9} {:>10} {:>10} {:>8} {:>6}  {}"
 
 
-def images(clients: int, fewest: int, most: int) -> Pool:
+def images(clients: int, fewest: int, most: int) -> FederatedData:
     """Random colour images: clients of evenly spread sizes, and a fifth as many test rows."""
     sizes = torch.linspace(fewest, most, clients).round().long().tolist()
     tests = [max(1, n // 5) for n in sizes]
     count, key = sum(sizes) + sum(tests), rng.key(1)
     lists = torch.arange(count).split(sizes + tests)
     y = (rng.bits(key, torch.arange(count)) % 10).long()
-    return Pool(
+    return FederatedData(
         rng.uniform(key, (count, 3, 32, 32)) * 2 - 1,
         y,
         Rows.of(lists[:clients]),
@@ -74,7 +74,7 @@ class Memory:
 class Runs:
     """One method's federation, a round at a time."""
 
-    def __init__(self, name: str, task: Task, params: Tree, pool: Pool) -> None:
+    def __init__(self, name: str, task: Task, params: Tree, pool: FederatedData) -> None:
         method, everyone = ALGORITHMS[name](), pool.num_clients
         backend = BACKENDS[pick_backend("auto", task.device)]
         self.clients = backend(method, task, params, pool, TRAINING, seed=0)
@@ -150,7 +150,7 @@ def code_lines(name: str) -> int:
     return len(lines)
 
 
-def measure(name: str, task: Task, params: Tree, pool: Pool, rounds: int, baseline: Runs) -> dict[str, Any]:
+def measure(name: str, task: Task, params: Tree, pool: FederatedData, rounds: int, baseline: Runs) -> dict[str, Any]:
     """All figures of one method."""
     begin, peak = time.perf_counter(), Peak(task.device)
     runs = Runs(name, task, params, pool)

@@ -16,18 +16,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from bespoke.algorithms import ALGORITHMS
-from bespoke.clients import BatchedClients, LoopClients, Simulated
+from bespoke.clients import BatchedClients, SequentialClients, Simulated
 from bespoke.core import rng
-from bespoke.core.data import Pool, Rows
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
-from bespoke.datasets import DataSettings, federate_data
+from bespoke.data import DataSettings, federate_data
 from bespoke.models import ModelSettings, build_module, build_task
 
 REPEATS = 9
 
 
 def hand_written(
-    pool: Pool, module: nn.Module, start: dict[str, torch.Tensor], training: Training
+    pool: FederatedData, module: nn.Module, start: dict[str, torch.Tensor], training: Training
 ) -> Callable[[], None]:
     """One round of FedAvg as one would write it by hand for this data."""
     prepared = pool.x if pool.transform is None else pool.transform(rng.key(0), pool.x, {}, False)
@@ -57,7 +57,9 @@ def hand_written(
     return round
 
 
-def measure(name: str, pool: Pool, model: ModelSettings, training: Training, bar: float) -> dict[str, float | str]:
+def measure(
+    name: str, pool: FederatedData, model: ModelSettings, training: Training, bar: float
+) -> dict[str, float | str]:
     """Median seconds of both, in turns, and their ratio."""
     shape = tuple(pool.x.shape[1:])
     task = build_task(model, shape, pool.num_classes)
@@ -76,7 +78,7 @@ def measure(name: str, pool: Pool, model: ModelSettings, training: Training, bar
 
     plain = hand_written(pool, build_module(model, shape, pool.num_classes), params, training)
     seconds: dict[Callable[[], None], list[float]] = {
-        work: [] for work in (plain, round_of(LoopClients), round_of(BatchedClients))
+        work: [] for work in (plain, round_of(SequentialClients), round_of(BatchedClients))
     }
     for _ in range(REPEATS + 1):
         for work, times in seconds.items():
@@ -95,14 +97,14 @@ def measure(name: str, pool: Pool, model: ModelSettings, training: Training, bar
     }
 
 
-def colour_images(clients: int, rows: int) -> Pool:
+def colour_images(clients: int, rows: int) -> FederatedData:
     """Random 32x32 colour images: their content does not matter to the clock."""
     key, count = rng.key(1), clients * rows
     x = rng.uniform(key, (count, 3, 32, 32)) * 2 - 1
     y = (rng.bits(key, torch.arange(count)) % 10).long()
     lists = list(torch.arange(count).split(rows))
     none = Rows.of([[]] * clients)
-    return Pool(x, y, Rows.of(lists), none, none, 10, clients, tuple(str(i) for i in range(clients)))
+    return FederatedData(x, y, Rows.of(lists), none, none, 10, clients, tuple(str(i) for i in range(clients)))
 
 
 def main() -> int:

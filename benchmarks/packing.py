@@ -16,15 +16,16 @@ import report
 from cohort_step import images, seconds
 
 from bespoke.algorithms import ALGORITHMS
-from bespoke.clients import BatchedClients, graphs
+from bespoke.clients import BatchedClients
 from bespoke.core import rng
 from bespoke.core.data import blocks
-from bespoke.core.fold import per_pass
-from bespoke.core.lanes import Eager
 from bespoke.core.settings import Training
-from bespoke.datasets import partitioned
-from bespoke.experiment import load
+from bespoke.data import partitioned
+from bespoke.engine import graphs
+from bespoke.engine.lanes import Eager
+from bespoke.engine.scan import per_pass
 from bespoke.models import ModelSettings, build_task
+from bespoke.runs.experiment import load
 
 LANES = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
 UNITS = (1, 2, 4, 8, 16, 32)

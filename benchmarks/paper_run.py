@@ -27,8 +27,8 @@ RATIO = 1.35  # pFedFDA may take so many times as long as FedAvg
 
 def child(method: str, began: float, seed: int, precision: str, overrides: list[str]) -> None:
     """One run; prints its figures as JSON."""
-    from bespoke import api
-    from bespoke.experiment import load
+    from bespoke.runs import api
+    from bespoke.runs.experiment import load
 
     laps = {"start": time.time() - began}
     experiment, _ = load(EXPERIMENT, method, [*METHODS[method], *overrides], seed)

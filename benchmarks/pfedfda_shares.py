@@ -18,11 +18,12 @@ import report
 import torch
 
 from bespoke.algorithms import pfedfda
-from bespoke.clients import LoopClients
-from bespoke.core import gaussian, rng
-from bespoke.core.data import Pool, Rows
+from bespoke.clients import SequentialClients
+from bespoke.core import rng
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
+from bespoke.maths import gaussian
 from bespoke.models import ModelSettings, build_task
 
 BAR = 20.0  # percent
@@ -35,7 +36,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 }
 
 
-def images(classes: int) -> Pool:
+def images(classes: int) -> FederatedData:
     """Random 32x32 colour images, brighter or darker by class; a client has a few classes more than others."""
     key, count = rng.key(1), sum(SIZES)
     favourite = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES)) * 3
@@ -44,7 +45,9 @@ def images(classes: int) -> Pool:
     x = rng.uniform(key, (count, 3, 32, 32)) * 2 - 1 + (y / classes)[:, None, None, None]
     none = Rows.of([[]] * len(SIZES))
     lists = torch.arange(count).split(list(SIZES))
-    return Pool(x, y, Rows.of(lists), none, none, classes, len(SIZES), tuple(str(i) for i in range(len(SIZES))))
+    return FederatedData(
+        x, y, Rows.of(lists), none, none, classes, len(SIZES), tuple(str(i) for i in range(len(SIZES)))
+    )
 
 
 def timed(work: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
@@ -60,7 +63,7 @@ def timed(work: Callable[..., Any], seconds: dict[str, float], part: str) -> Cal
     return wrapper
 
 
-def client_seconds(clients: LoopClients, client: int, shared: dict[str, Any]) -> dict[str, float]:
+def client_seconds(clients: SequentialClients, client: int, shared: dict[str, Any]) -> dict[str, float]:
     """Seconds of one client's round, whole and by part."""
     seconds = dict.fromkeys(PARTS, 0.0)
     patches = [
@@ -84,7 +87,7 @@ def measure(classes: int) -> dict[str, Any]:
     pool, method = images(classes), pfedfda.PFedFDA()
     task = build_task(ModelSettings(name="cifar_cnn"), (3, 32, 32), classes)
     params = task.init(rng.key(0))
-    clients = LoopClients(method, task, params, pool, TRAINING, seed=0)
+    clients = SequentialClients(method, task, params, pool, TRAINING, seed=0)
     server = method.server_init(task, params, len(SIZES), rng.key(0))
     runs = [client_seconds(clients, client, method.broadcast(server)) for client in range(len(SIZES))][1:]
     shares = [{part: 100 * run[part] / run["total"] for part in (*PARTS, "rest")} for run in runs]

@@ -18,16 +18,16 @@ from pathlib import Path
 import report
 import torch
 
-from bespoke import checkpoint
 from bespoke.algorithms import ALGORITHMS
 from bespoke.clients import BatchedClients
 from bespoke.core import rng, tree
-from bespoke.core.data import Pool, Rows
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.tree import Tree
-from bespoke.federation import Evaluation, Federation
 from bespoke.models import ModelSettings, build_task
 from bespoke.records import RunFolder
+from bespoke.runs import checkpoint
+from bespoke.runs.federation import Evaluation, Federation
 
 COHORT, ROUNDS, CHECKPOINT_EVERY = 50, 40, 10
 INPUTS, FEATURES, CLASSES = 256, 512, 10
@@ -35,7 +35,7 @@ TRAIN_ROWS, TEST_ROWS = 50, 5  # of each client
 BAR_RATIO, BAR_GB = 1.10, 8.0
 
 
-def pool(clients: int) -> Pool:
+def pool(clients: int) -> FederatedData:
     """Clients that share 10,000 examples, each with rows of its own choice."""
     key, examples = rng.key(1), 10_000
     x = rng.uniform(key, (examples, INPUTS))
@@ -46,7 +46,9 @@ def pool(clients: int) -> Pool:
         return Rows(index, (each,) * clients)
 
     names = tuple(str(i) for i in range(clients))
-    return Pool(x, y, rows(TRAIN_ROWS, 1), rows(TEST_ROWS, 2), Rows.of([[]] * clients), CLASSES, clients, names)
+    return FederatedData(
+        x, y, rows(TRAIN_ROWS, 1), rows(TEST_ROWS, 2), Rows.of([[]] * clients), CLASSES, clients, names
+    )
 
 
 @dataclass

@@ -8,8 +8,8 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 
 def pytest_report_header():
-    from bespoke.datasets import store
-    from bespoke.datasets.catalogue import CATALOGUE
+    from bespoke.data.sources import store
+    from bespoke.data.sources.catalogue import CATALOGUE
 
     found = [name for name in CATALOGUE if store.holds(name)]
     return f"real data sets in {store.root()}: {', '.join(found) or 'none'}"

@@ -10,7 +10,7 @@ from test_golden import BACKENDS, INPUTS, SEED, gap, problem, training
 from torch import nn
 
 from bespoke.core import rng, tree
-from bespoke.core.data import Pool, Rows
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 
@@ -146,7 +146,7 @@ class AwkwardNet(nn.Module):
 
 @functools.cache
 def awkward(dtype=torch.float64):
-    """Pool, task and first parameters: healthy clients 0 to 2, then the odd ones, then a new one of each sort."""
+    """Data, task and first parameters: healthy clients 0 to 2, then the odd ones, then a new one of each sort."""
     draw = np.random.default_rng(5)
     centres = 2.0 * draw.normal(size=(LABELS, INPUTS))
     x, y, train, test = [], [], [], []
@@ -172,7 +172,7 @@ def awkward(dtype=torch.float64):
     client(np.arange(12) % 3)
     client(np.array([2]))
     count, population = len(train), len(HEALTHY) + len(ODD)
-    pool = Pool(
+    pool = FederatedData(
         x=torch.from_numpy(np.concatenate(x)),
         y=torch.from_numpy(np.concatenate(y)),
         train=Rows.of(train),

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import bespoke
-from bespoke.checkpoint import load_newest
-from bespoke.cli import main
+from bespoke.cli.main import main
 from bespoke.clients import StateStore
 from bespoke.core import tree
-from bespoke.experiment import to_toml
+from bespoke.runs.checkpoint import load_newest
+from bespoke.runs.experiment import to_toml
 
 RECORDS = ("rounds.jsonl", "clients.jsonl")
 

@@ -12,11 +12,11 @@ from bespoke import analysis
 from bespoke.algorithms.fedlda import FedLDA
 from bespoke.algorithms.fedpce import FedPCE
 from bespoke.algorithms.pfedfda import PFedFDA
-from bespoke.checkpoint import load_newest
 from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
 from bespoke.records import CLIENTS, RunFolder
 from bespoke.report.charts import COLOURS
+from bespoke.runs.checkpoint import load_newest
 
 # --- how Gaussian the features are ---------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ import torch
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.core import rng
-from bespoke.core.data import Pool, Rows
-from bespoke.experiment import load
+from bespoke.core.data import FederatedData, Rows
 from bespoke.models import ModelSettings, build_task
+from bespoke.runs.experiment import load
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -199,7 +199,7 @@ def tiny():
     y = torch.arange(4 * rows) % CLASSES
     x = rng.normal(rng.key(0), (len(y), DIM)) + y[:, None]
     parts = torch.arange(len(y)).split(rows)
-    pool = Pool(x, y, Rows.of(parts[:2]), Rows.of(parts[2:]), Rows.of([[], []]), CLASSES, 2, ("a", "b"))
+    pool = FederatedData(x, y, Rows.of(parts[:2]), Rows.of(parts[2:]), Rows.of([[], []]), CLASSES, 2, ("a", "b"))
     task = build_task(ModelSettings(name="mlp", norm="layer", hidden=WIDTH), (DIM,), CLASSES)
     return task, task.init(rng.key(0)), pool
 

@@ -7,7 +7,7 @@ import pytest
 
 from bespoke import loggers
 from bespoke.errors import UserError
-from bespoke.federation import Event
+from bespoke.runs.federation import Event
 
 CONFIG = {"seed": 1, "training": {"lr": 0.1}}
 

@@ -312,7 +312,7 @@ def test_parquet_export_of_named_clients_and_of_nothing(tmp_path):
 
 
 def test_records_metrics_and_reports_import_no_heavy_library():
-    code = "import sys, bespoke.records, bespoke.metrics, bespoke.report; print(*sys.modules)"
+    code = "import sys, bespoke.records, bespoke.report.metrics, bespoke.report; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "bespoke.report.charts" in modules
     assert not {"torch", "pyarrow", "matplotlib", "rich", "scipy"} & set(modules)

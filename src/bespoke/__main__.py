@@ -1,5 +1,5 @@
 """``python -m bespoke``, which ``torchrun -m bespoke`` needs."""
 
-from bespoke.cli import main
+from bespoke.cli.main import main
 
 main()

@@ -19,18 +19,19 @@ from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from bespoke.clients import Simulated
-from bespoke.core import gaussian, rng, tree
+from bespoke.core import rng, tree
 from bespoke.core.data import Rows
 from bespoke.core.local import FEATURE_CHUNK
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
-from bespoke.federation import Federation
+from bespoke.maths import gaussian
 from bespoke.records import RunFolder
 from bespoke.report.charts import COLOURS, INK, _axes, _save
+from bespoke.runs.federation import Federation
 
 if TYPE_CHECKING:
-    from bespoke.results import Run
+    from bespoke.runs.results import Run
 
 
 def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, float]]:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from bespoke.clients import BatchedClients, Evaluated, LoopClients, Simulated
+from bespoke.clients import BatchedClients, Evaluated, SequentialClients, Simulated
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.data import Pool, Rows
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -44,7 +44,7 @@ class _Net(nn.Module):
 
 
 @lru_cache(maxsize=2)
-def toy(device: str = "cpu") -> tuple[Pool, Task, Tree]:
+def toy(device: str = "cpu") -> tuple[FederatedData, Task, Tree]:
     """The awkward federation, its task in float64, and common initial parameters."""
     key = rng.key(7)
     sizes = (*SIZES, 12)
@@ -63,7 +63,7 @@ def toy(device: str = "cpu") -> tuple[Pool, Task, Tree]:
     centres = 2.0 * rng.normal(rng.fold_in(key, 1), (CLASSES, DIM), torch.float64)
     x = centres[y] + rng.normal(rng.fold_in(key, 2), (total, DIM), torch.float64)
     names = tuple(f"client {i}" for i in range(len(sizes)))
-    pool = Pool(
+    pool = FederatedData(
         x, y, Rows.of(train), Rows.of(test), Rows.of([[]] * len(sizes)), CLASSES, num_clients=len(SIZES), names=names
     )
     task = Task(_Net, "head", CLASSES, device, torch.float64)
@@ -95,7 +95,7 @@ class Subject:
 @lru_cache(maxsize=64)
 def trial(
     subject: Subject,
-    backend: type[Simulated] = LoopClients,
+    backend: type[Simulated] = SequentialClients,
     training: Training = SGD,
     chunk: int = 64,
     padding: int = 0,
@@ -206,7 +206,7 @@ def padding_changes_nothing(subject: Subject) -> None:
 
 def same_seed_same_bits(subject: Subject) -> None:
     """A run can be repeated to the bit, on either backend."""
-    for backend in (LoopClients, BatchedClients):
+    for backend in (SequentialClients, BatchedClients):
         again = trial(subject, backend, attempt=1)
         _require_equal(subject, trial(subject, backend), again, EXACT, f"two equal runs ({backend.name})")
 
@@ -268,7 +268,7 @@ def evaluation_changes_nothing(subject: Subject) -> None:
 def new_client_works(subject: Subject) -> None:
     """A client that never took part can be adapted and personalised, on either backend alike."""
     new = len(SIZES)
-    for backend in (LoopClients, BatchedClients):
+    for backend in (SequentialClients, BatchedClients):
         rows = [r for r in trial(subject, backend).evaluated if r.client == new]
         _require(bool(rows), subject, f"a new client got no prediction ({backend.name})")
         _require(

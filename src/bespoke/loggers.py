@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
-from bespoke.federation import Event
-from bespoke.metrics import aggregate
+from bespoke.report.metrics import aggregate
+from bespoke.runs.federation import Event
 
 Callback = Callable[[Event], None]
 

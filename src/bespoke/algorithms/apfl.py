@@ -65,7 +65,7 @@ class APFL(Algorithm):
             slope = grad(lambda a: cross_entropy(mixed_logits(task, mix, a, v, w, batch.x), batch))(carry["alpha"])
             return {"alpha": (carry["alpha"] - rate * slope).clamp(0.0, 1.0)}
 
-        return local.fold(step, {"alpha": state["alpha"]}, state["personal"], w, local.lr, steps=1)["alpha"]
+        return local.scan(step, {"alpha": state["alpha"]}, state["personal"], w, local.lr, steps=1)["alpha"]
 
     def adapt(self, local, state, down):
         """A round of which v and alpha stay; the first one from the current global model."""

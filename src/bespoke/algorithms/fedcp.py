@@ -5,12 +5,13 @@ from typing import final
 
 from torch.nn import functional as F
 
-from bespoke.core import blocks, tree
+from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.blocks import gate
-from bespoke.core.kernels import mmd
 from bespoke.core.settings import knob
 from bespoke.core.task import cross_entropy
+from bespoke.maths import gates
+from bespoke.maths.gates import gate
+from bespoke.maths.mmd import mmd
 
 
 @final
@@ -42,7 +43,7 @@ class FedCP(Algorithm):
     private = ("personal",)
 
     def server_init(self, task, params, num_clients, key):
-        block = blocks.init(key, task.feature_dim, 2 * task.feature_dim, task.dtype)
+        block = gates.init(key, task.feature_dim, 2 * task.feature_dim, task.dtype)
         return {"body": task.body(params), "head": task.head(params), "gate": block}
 
     def broadcast(self, server):

@@ -5,11 +5,12 @@ from typing import final
 
 import torch
 
-from bespoke.core import gaussian, rng
+from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.gaussian import Head
 from bespoke.core.settings import knob
 from bespoke.core.task import cross_entropy
+from bespoke.maths import gaussian
+from bespoke.maths.gaussian import Head
 
 
 @final

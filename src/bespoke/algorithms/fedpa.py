@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import final
 
-from bespoke.core import posterior, tree
+from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
+from bespoke.maths import posterior
 
 
 @final

@@ -5,10 +5,10 @@ from typing import final
 
 import torch
 
-from bespoke.core import gaussian, prototypes
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
 from bespoke.core.task import cross_entropy
+from bespoke.maths import gaussian, prototypes
 
 
 @final
@@ -75,7 +75,7 @@ class FedProto(Algorithm):
 
     def personalize(self, local, state, down):
         """The own model, the prototypes, and which classes the client has."""
-        own = gaussian.one_hot(local.data.y[local.data.rows], local.data.mask(), local.task.num_classes).sum(dim=0)
+        own = gaussian.one_hot(*local.labels(), local.task.num_classes).sum(dim=0)
         return {"model": state["model"], "prototype": down["prototype"], "rows": down["rows"], "own": own}
 
     def predict(self, task, personal, x):

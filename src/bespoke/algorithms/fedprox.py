@@ -5,7 +5,7 @@ from typing import final
 
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.steps import near
+from bespoke.maths.proximal import near
 
 
 @final

@@ -5,11 +5,12 @@ from typing import final
 
 from torch.nn import functional as F
 
-from bespoke.core import blocks, gaussian, prototypes, rng, tree
+from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.blocks import valve
 from bespoke.core.settings import knob
 from bespoke.core.task import cross_entropy, masked_mean
+from bespoke.maths import gates, gaussian, prototypes
+from bespoke.maths.gates import valve
 
 
 @final
@@ -44,8 +45,8 @@ class GPFL(Algorithm):
 
     def server_init(self, task, params, num_clients, key):
         embedding = rng.normal(rng.fold_in(key, 1), (task.num_classes, task.feature_dim), task.dtype)
-        gates = blocks.valve_init(rng.fold_in(key, 0), task.feature_dim, task.dtype)
-        return {"body": task.body(params), "embedding": embedding, "valve": gates}
+        opened = gates.valve_init(rng.fold_in(key, 0), task.feature_dim, task.dtype)
+        return {"body": task.body(params), "embedding": embedding, "valve": opened}
 
     def broadcast(self, server):
         return server
@@ -55,8 +56,8 @@ class GPFL(Algorithm):
 
     def _contexts(self, local, state, down):
         """g and p_i (d,): constants of a round."""
-        data, source = local.data, state["trained"] if self.context == "lagged" else down["embedding"]
-        return source.mean(dim=0), gaussian.prior(data.y[data.rows], data.mask(), len(source), 0.0) @ source
+        source = state["trained"] if self.context == "lagged" else down["embedding"]
+        return source.mean(dim=0), gaussian.prior(*local.labels(), len(source), 0.0) @ source
 
     def client_update(self, local, state, down):
         """Train everything together; keep the head, send the rest."""
@@ -80,8 +81,8 @@ class GPFL(Algorithm):
         """Fit the head, with contexts from the received embeddings."""
         task, state = local.task, state | {"trained": down["embedding"]}
 
-        def loss(head, batch, body, gates, context):
-            return cross_entropy(task.classify(head, valve(gates, task.features(body, batch.x), context)), batch)
+        def loss(head, batch, body, opened, context):
+            return cross_entropy(task.classify(head, valve(opened, task.features(body, batch.x), context)), batch)
 
         consts = down["body"], down["valve"], self._contexts(local, state, down)[1]
         return state | {"head": local.sgd(loss, state["head"], *consts, epochs=self.new_head_epochs)}

@@ -8,7 +8,7 @@ from torch.func import grad, grad_and_value
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.steps import descend
+from bespoke.maths.proximal import descend
 
 
 @final
@@ -56,7 +56,7 @@ class PerFedAvg(Algorithm):
 
         batches = 2 if self.variant == "first-order" else 3
         start = {"model": down["model"], "loss": local.lr.new_zeros(())}
-        end = local.fold(step, start, local.lr, per_step=batches)
+        end = local.scan(step, start, local.lr, per_step=batches)
         local.log(loss=end["loss"] / local.num_steps(per_step=batches))
         return state, {"model": end["model"]}
 
@@ -77,7 +77,7 @@ class PerFedAvg(Algorithm):
         def step(w, batch):
             return descend(w, grad(loss)(w, batch), alpha)
 
-        return {"personal": local.fold(step, w, epochs=self.finetune_epochs), "global": w}
+        return {"personal": local.scan(step, w, epochs=self.finetune_epochs), "global": w}
 
     def predict(self, task, personal, x):
         """Logits after and before the adaptation."""

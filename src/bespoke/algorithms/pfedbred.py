@@ -70,7 +70,7 @@ class PFedBreD(Algorithm):
             return {"w": tree.add(w, tree.sub(mean, theta), -lr * lam), "theta": theta}
 
         start = {"w": w, "theta": state["personal"]}
-        end = local.fold(iterate, start, state["last"], local.lr, per_step=2 if prior == "mh" else 1)
+        end = local.scan(iterate, start, state["last"], local.lr, per_step=2 if prior == "mh" else 1)
         return {"personal": end["theta"], "last": end["w"]}
 
     def adapt(self, local, state, down):

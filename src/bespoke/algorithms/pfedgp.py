@@ -5,9 +5,10 @@ from typing import final
 
 import torch
 
-from bespoke.core import gp, rng, tree
+from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
+from bespoke.maths import gp
 
 
 @final

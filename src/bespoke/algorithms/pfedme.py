@@ -8,7 +8,7 @@ from torch.func import grad_and_value
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.steps import descend, near
+from bespoke.maths.proximal import descend, near
 
 
 @final
@@ -64,7 +64,7 @@ class PFedMe(Algorithm):
 
         w, zero = down["model"], local.lr.new_zeros(())
         inner_rate = local.lr * (self.inner_lr / local.training.lr)
-        end = local.fold(step, {"model": w, "personal": w, "loss": zero}, local.lr, inner_rate)
+        end = local.scan(step, {"model": w, "personal": w, "loss": zero}, local.lr, inner_rate)
         local.log(loss=end["loss"] / local.num_steps())
         return {"personal": end["personal"]}, {"model": end["model"]}
 

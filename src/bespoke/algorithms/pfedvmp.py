@@ -5,10 +5,11 @@ from typing import final
 
 import torch
 
-from bespoke.core import gaussian, prototypes, tree
+from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
 from bespoke.core.task import cross_entropy
+from bespoke.maths import gaussian, prototypes
 
 
 @final

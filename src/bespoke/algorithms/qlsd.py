@@ -6,9 +6,10 @@ from typing import final
 import torch
 from torch.func import grad_and_value
 
-from bespoke.core import langevin, posterior, tree
+from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
+from bespoke.maths import langevin, posterior
 
 
 @final
@@ -65,7 +66,7 @@ class QLSD(Algorithm):
             return {"sent": langevin.quantise(news, levels, batch.key), "loss": loss}
 
         nothing = {"sent": state["memory"], "loss": torch.zeros_like(rows)}
-        found = local.fold(send, nothing, down["model"], state["memory"], rows, steps=1)
+        found = local.scan(send, nothing, down["model"], state["memory"], rows, steps=1)
         local.log(loss=found["loss"], bytes_up=langevin.quantised_bytes(found["sent"], levels) + 4)
         return {"memory": self._moved(state["memory"], found["sent"])}, {"sent": found["sent"], "rows": rows}
 

@@ -5,9 +5,10 @@ from typing import final
 
 import torch
 
-from bespoke.core import tree, uncertainty
+from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
+from bespoke.maths import uncertainty
 
 
 @final

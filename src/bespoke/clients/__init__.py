@@ -1,8 +1,8 @@
 """Ways to reach clients: one after another, a cohort at once, spread over processes, and later over a network."""
 
 from bespoke.clients.batched import BatchedClients
-from bespoke.clients.loop import LoopClients
 from bespoke.clients.protocol import Clients, Evaluated, Trained
+from bespoke.clients.sequential import SequentialClients
 from bespoke.clients.sharded import ShardedClients
 from bespoke.clients.simulated import Simulated
 from bespoke.clients.states import StateStore
@@ -11,7 +11,7 @@ __all__ = [
     "BatchedClients",
     "Clients",
     "Evaluated",
-    "LoopClients",
+    "SequentialClients",
     "ShardedClients",
     "Simulated",
     "StateStore",

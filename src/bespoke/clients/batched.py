@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch.func import vmap
 
-from bespoke.clients.graphs import Graphs
-from bespoke.clients.loop import one_by_one
+from bespoke.clients.sequential import one_by_one
 from bespoke.clients.simulated import Call, Mapped, Simulated
 from bespoke.core import rng, tree
 from bespoke.core.data import blocks, on_device
-from bespoke.core.fast import has_triton
-from bespoke.core.lanes import Eager
 from bespoke.core.tree import Tree
+from bespoke.engine.graphs import Graphs
+from bespoke.engine.lanes import Eager
+from bespoke.gpu.step import has_triton
 
 
 class BatchedClients(Simulated):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bespoke import ranks
+from bespoke.clients import processes
 from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.clients.simulated import Simulated
 from bespoke.clients.states import StateStore
@@ -40,13 +40,13 @@ class ShardedStates:
 
     def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
         """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, whoever wrote them."""
-        rank = ranks.rank()
-        self.own.open(folder, files, lambda client: self.home[client] == rank, rank, ranks.world())
-        self.took_part = {client for ids, _ in ranks.gather(self.own.ids(), {}) for client in ids}
+        rank = processes.rank()
+        self.own.open(folder, files, lambda client: self.home[client] == rank, rank, processes.world())
+        self.took_part = {client for ids, _ in processes.gather(self.own.ids(), {}) for client in ids}
 
     def flush(self) -> list[dict[str, str]]:
         """Let each process write what changed, and name the files that hold all states, oldest first."""
-        files = {entry["file"]: entry for entries, _ in ranks.gather(self.own.flush(), {}) for entry in entries}
+        files = {entry["file"]: entry for entries, _ in processes.gather(self.own.flush(), {}) for entry in entries}
         return [files[name] for name in sorted(files, key=lambda name: (len(name), name))]
 
 
@@ -62,7 +62,7 @@ class ShardedClients:
         """``inner`` runs the clients whose home is this process."""
         self.inner, self.name = inner, inner.name
         self.runner = getattr(inner, "runner", None)  # of this process
-        self.home = homes(inner.pool.train.sizes, inner.pool.num_clients, ranks.world())
+        self.home = homes(inner.pool.train.sizes, inner.pool.num_clients, processes.world())
         self.store = ShardedStates(inner.store, self.home)
         self.notes: list[str] = []
 
@@ -123,11 +123,11 @@ class ShardedClients:
 
     def _gather(self, value: Any, part: Tree) -> list[tuple[Any, Tree]]:
         """A value and a tree from each process, and what it has to note."""
-        answers = ranks.gather([value, self.inner.notes], part, self.inner.root.device)
+        answers = processes.gather([value, self.inner.notes], part, self.inner.root.device)
         self.notes = list(dict.fromkeys(note for (_, notes), _ in answers for note in notes))
         return [(value, part) for (value, _), part in answers]
 
     def _share(self, clients: Sequence[int], own: Tree) -> tuple[list[int], Tree]:
         """Those of the clients whose home is this process, and their rows of ``own``."""
-        places = [i for i, c in enumerate(clients) if self.home[c] == ranks.rank()]
+        places = [i for i, c in enumerate(clients) if self.home[c] == processes.rank()]
         return [clients[i] for i in places], tree.take(own, torch.tensor(places, dtype=torch.int64))

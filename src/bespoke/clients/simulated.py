@@ -13,12 +13,12 @@ from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.clients.states import StateStore
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
-from bespoke.core.data import Data, Pool, Rows, on_device
-from bespoke.core.lanes import Eager, Runner
+from bespoke.core.data import Data, FederatedData, Rows, on_device
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
 from bespoke.core.task import Task, arithmetic, row_losses
 from bespoke.core.tree import Tree
+from bespoke.engine.lanes import Eager, Runner
 
 TEST_CHUNK = 256
 
@@ -72,7 +72,7 @@ class Simulated(ABC):
         algorithm: Algorithm,
         task: Task,
         params: Tree,
-        pool: Pool,
+        pool: FederatedData,
         training: Training,
         seed: int,
         *,

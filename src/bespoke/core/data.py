@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bespoke.core import fast, tree
+from bespoke.core import tree
 from bespoke.core.tree import Tree
+from bespoke.gpu import step
 
 # transform(key, x, extra, train) -> x: applied to every gathered batch; `extra` are the client's own constants.
 Transform = Callable[[Tensor, Tensor, Tree, bool], Tensor]
@@ -27,7 +28,7 @@ class Batch(NamedTuple):
     x: Tensor  # (B, ...)
     y: Tensor  # (B,) int64
     mask: Tensor  # (B,) 1.0 for a real row, 0.0 for padding
-    rows: Tensor  # (B,) position in the client's own list of rows: serves caches
+    positions: Tensor  # (B,) in the client's own list of rows: serves caches
     step: Tensor  # () int64, counted within the fold
     key: Tensor  # (2,) for dropout, augmentation, noise
 
@@ -46,7 +47,7 @@ def fetch(
     if transform is not None:
         examples = transform(key, x[rows], extra, train)
     else:
-        examples = fast.take_scaled(x, rows, dtype) if x.dtype == torch.uint8 else x[rows]
+        examples = step.take_scaled(x, rows, dtype) if x.dtype == torch.uint8 else x[rows]
     return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
 
 
@@ -118,7 +119,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Pool:
+class FederatedData:
     """The whole federation: examples, and each client's train, validation and test rows.
 
     The first ``num_clients`` clients are the training population; the rest are new clients, met only
@@ -141,7 +142,7 @@ class Pool:
         """Training population and new clients."""
         return len(self.train.sizes)
 
-    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Pool":
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "FederatedData":
         """The pool on a device, floating examples in ``dtype``; done once."""
         x = self.x.to(device=device, dtype=dtype) if self.x.is_floating_point() else self.x.to(device)
         return replace(

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from bespoke.core import optim, rng, tree
-from bespoke.core.closures import refuse_tensors
+from bespoke.core import rng, tree
 from bespoke.core.data import Batch, Data
-from bespoke.core.fold import Finish, Fold, Step, per_pass, run, take_over
-from bespoke.core.lanes import Eager, Runner, choose, stacked, step_out
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
+from bespoke.engine import optim
+from bespoke.engine.lanes import Eager, Runner, choose, stacked, step_out
+from bespoke.engine.purity import refuse_tensors
+from bespoke.engine.scan import Finish, Fold, Step, per_pass, run, take_over
 
 FEATURE_CHUNK = 256
 
@@ -80,7 +81,7 @@ class Local:
 
     # --- the one loop -------------------------------------------------------------------------------------------
 
-    def fold(
+    def scan(
         self,
         step: Step,
         carry: Tree,
@@ -261,6 +262,10 @@ class Local:
         with torch.no_grad():
             parts = [(self.task.features(params, part.x), part.y) for part in self._chunks()]
         return Features(torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts]), self.data.mask())
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Labels (width,) of all train rows in the order of the client's list, and 1.0 for each real row (width,)."""
+        return self.data.y[self.data.rows], self.data.mask()
 
     def gradient(self, loss: Loss, params: Tree, *consts: Any) -> Tree:
         """The gradient at ``params`` of ``loss(params, batch, *consts)``, a mean over rows, for all train rows at once.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespoke.core import fast
+from bespoke.gpu import step
 
 # The root key of a run is split once, by purpose, so that no purpose can disturb another.
 DATA, INIT, COHORT, TRAIN, EVAL, ADAPT, SERVER = range(7)
@@ -57,8 +57,8 @@ def key(seed: int, device: torch.device | str = "cpu") -> Tensor:
 def _draw(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
     """Two 32-bit words for a key [..., 2] and a counter, which broadcast."""
     first, second = key[..., 0], key[..., 1]
-    if fast.usable(key, torch.int64):
-        a, b = fast.threefry(first, second, counter).unbind(-1)
+    if step.usable(key, torch.int64):
+        a, b = step.threefry(first, second, counter).unbind(-1)
         return a, b
     return threefry(first, second, (counter >> 32) & _MASK, counter & _MASK)
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bespoke.core import fast, rng
+from bespoke.core import rng
 from bespoke.core.data import Batch
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
+from bespoke.gpu import step
 
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -48,8 +49,8 @@ def row_losses(logits: Tensor, y: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Mean cross entropy of logits (B, C) over the real rows of a batch, 0-d."""
-    if fast.usable(logits):
-        return fast.cross_entropy(logits, batch.y, batch.mask)
+    if step.usable(logits):
+        return step.cross_entropy(logits, batch.y, batch.mask)
     return masked_mean(row_losses(logits, batch.y), batch.mask)
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from bespoke.core import rng
 from bespoke.core.task import PRECISIONS, Random
 from bespoke.errors import UserError
-from bespoke.models import fast
+from bespoke.gpu import fast_layers
 
 _GROUPS = 4  # of GroupNorm in the plain CNNs
 GROUP_SIZE = 16  # channels a group of GroupNorm in the deep nets
@@ -32,14 +32,14 @@ class Classifier(nn.Module):
 class Stages(nn.Sequential):
     """Layers one after another; where they can be, convolution, ReLU and a max-pool that halves are one step.
 
-    With precision tf32 or bf16, and only where :func:`bespoke.models.fast.usable` says so.
+    With precision tf32 or bf16, and only where :func:`bespoke.gpu.fast_layers.usable` says so.
     """
 
     precision: str = "fp32"
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> what the last layer gives."""
-        if not fast.usable(x, self.precision):
+        if not fast_layers.usable(x, self.precision):
             return super().forward(x)
         left = list(self)
         while left:
@@ -49,7 +49,7 @@ class Stages(nn.Sequential):
                 continue
             left = left[4:]
             (conv, bias, slope), last = stage, not any(isinstance(layer, nn.Conv2d) for layer in left)
-            x = fast.conv_stage(x, conv.weight, bias, int(conv.padding[0]), slope, self.precision, last)
+            x = fast_layers.conv_stage(x, conv.weight, bias, int(conv.padding[0]), slope, self.precision, last)
         return x
 
 
@@ -75,9 +75,9 @@ class Conv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """input (B, C, H, W) -> (B, outputs, H', W')."""
         same = self.stride[0] == self.stride[1] and self.padding[0] == self.padding[1] and self.groups == 1
-        if not (same and fast.usable(input, self.precision)):
+        if not (same and fast_layers.usable(input, self.precision)):
             return super().forward(input.to(self.weight.dtype))
-        out = fast.conv2d(input, self.weight, self.stride[0], int(self.padding[0]), self.precision)
+        out = fast_layers.conv2d(input, self.weight, self.stride[0], int(self.padding[0]), self.precision)
         return out if self.bias is None else out + self.bias[:, None, None].to(out.dtype)
 
 
@@ -114,9 +114,9 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """input and residual (B, C, H, W) -> the same shape."""
-        if fast.usable(input, self.precision) and fast.norm_fits(input, self.num_groups):
+        if fast_layers.usable(input, self.precision) and fast_layers.norm_fits(input, self.num_groups):
             scale, shift = self._by_channel()
-            return fast.norm(input, residual, scale, shift, self.num_groups, self.eps, self.relu, self.precision)
+            return fast_layers.norm(input, residual, scale, shift, self.num_groups, self.eps, self.relu, self.precision)
         out = self._plain(input.to(self.weight.dtype))
         out = out if residual is None else out + residual
         return F.relu(out) if self.relu else out

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.metrics import aggregate
+from bespoke.report.metrics import aggregate
 from bespoke.report.runs import Paths, group_runs, view_of
 from bespoke.report.table import Comparison
 

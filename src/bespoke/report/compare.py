@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bespoke.errors import UserError
-from bespoke.metrics import accuracies, aggregate, paired_difference, seed_statistics
+from bespoke.report.metrics import accuracies, aggregate, paired_difference, seed_statistics
 from bespoke.report.runs import Groups, Paths, differing, group_runs, view_of
 from bespoke.report.summary import GROUPS, SELECTIONS, Counts, totals
 from bespoke.report.table import Comparison, Difference, Row

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
-from bespoke.metrics import aggregate, pooled_accuracy
 from bespoke.records import RunFolder
+from bespoke.report.metrics import aggregate, pooled_accuracy
 
 SELECTIONS = ("last", "best_val", "best_test")
 GROUPS = {"all": ("train", "unseen"), "train": ("train",), "unseen": ("unseen",), "new": ("new",)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.metrics import SeedStatistics
+from bespoke.report.metrics import SeedStatistics
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,0 +1,43 @@
+"""The demonstration: five methods on the same federation of handwritten digits, compared."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from bespoke.report import accuracy_chart, compare
+from bespoke.report.table import Comparison
+from bespoke.runs import api
+from bespoke.runs.experiment import Experiment, load
+
+METHODS = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep")
+
+
+def run(folder: Path, progress: Callable[[Experiment], AbstractContextManager[Any]]) -> tuple[Comparison, Path]:
+    """Train the five methods in ``folder``, and return their comparison and the chart's path.
+
+    Runs of the demonstration that lie there already are finished and shown. ``progress(experiment)`` gives a
+    callback for each round and a function that says whether to stop.
+    """
+    for method in METHODS:
+        experiment, _ = load("demo", method)
+        with progress(experiment) as (callback, stopped):
+            api.run(experiment, folder / method, resume=True, callbacks=[callback], stop=stopped)
+        if stopped():
+            raise KeyboardInterrupt
+    comparison = compare([folder / method for method in METHODS])
+    return comparison, accuracy_chart(comparison, folder / "demo.png")
+
+
+def lesson(comparison: Comparison) -> str:
+    """One sentence on what the table shows, made from its own numbers."""
+    mean = {row.label: 100 * row.mean.mean for row in comparison.rows}
+    best = max(mean, key=lambda name: mean[name])
+    gain = mean[best] - mean["fedavg"]
+    if gain <= 0:
+        return f"Here one model for all (fedavg, {mean['fedavg']:.1f} %) was not beaten by a model for each client."
+    return (
+        f"On clients this different, one model for all reaches {mean['fedavg']:.1f} % on the average client and "
+        f"training alone {mean['local']:.1f} %; a model for each client that learns from the others reaches "
+        f"{mean[best]:.1f} % ({best})."
+    )

@@ -1,0 +1,306 @@
+"""The command line: demo, run, compare, list. Heavy modules are imported inside the commands."""
+
+import json
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import click
+import typer
+
+from bespoke._version import __version__
+from bespoke.cli import data, listing, progress
+from bespoke.errors import UserError
+
+app = typer.Typer(
+    help="Personalised federated learning: a model for every client.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data.app, name="data")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and exit code 2.
+
+    Of several processes the first alone prints, and an error is told by the one that meets it first.
+    """
+    try:
+        with _one_voice():
+            code = app(_spread_seeds(sys.argv[1:]), standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "bespoke"
+        unknown = "No such option" in error.format_message() and command.endswith(" run")
+        hint = "; a setting of the experiment is changed with --set" if unknown else ""
+        _fail(f"bespoke: {error.format_message().rstrip('.')} (see {command} --help{hint})")
+    except click.Abort:
+        sys.exit(130)
+    except UserError as error:
+        _fail(f"bespoke: {error}")
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe went away: nobody is left to tell
+        sys.exit(141)
+    except OSError as error:  # no room for temporary files, a folder that may not be read
+        _fail(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}")
+    except Exception:
+        if not _several():
+            raise
+        _fail(traceback.format_exc().rstrip(), 1)
+
+
+def _several() -> bool:
+    """Whether torchrun has started more processes than this one."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of several processes, let the first alone print."""
+    if not _several() or os.environ.get("RANK") == "0":
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def _fail(text: str, code: int = 2) -> NoReturn:
+    if _several():
+        from bespoke.clients import processes
+
+        processes.fail(text, code)
+    print(text, file=sys.stderr)
+    sys.exit(code)
+
+
+def _spread_seeds(arguments: list[str]) -> list[str]:
+    """``--seeds 0 1 2`` as the repeated option that the parser knows."""
+    spread: list[str] = []
+    several = False
+    for word in arguments:
+        if several and word.isdigit():
+            spread += [word] if spread[-1] == "--seeds" else ["--seeds", word]
+            continue
+        several = word.partition("=")[0] == "--seeds"
+        spread.append(word)
+    return spread
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"bespoke {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="An experiment file, or the name of a shipped one.")],
+    algorithm: Annotated[str | None, typer.Option(help="Run this method instead of the file's.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as the device likes.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Of products on CUDA: fp32, tf32 or bf16; auto: bf16, the fastest.")
+    ] = "auto",
+    states: Annotated[
+        str, typer.Option(help="Where states of clients not at work are: device, host, or disk for very many clients.")
+    ] = "device",
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (of the runs, with several seeds).")] = None,
+    save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; clients' batches are small, so 1 is fast.")] = 1,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Also send the numbers to tensorboard, wandb or mlflow; may be repeated.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment and record it in a folder."""
+    from bespoke import loggers
+    from bespoke.clients import processes
+    from bespoke.records import RunFolder
+    from bespoke.runs import api
+    from bespoke.runs.experiment import load
+
+    _use_threads(threads)
+    processes.join()
+    if seed is not None and seeds:
+        raise UserError("give --seed or --seeds, not both")
+    results = []
+    wanted: list[int | None] = [*dict.fromkeys(seeds)] if seeds else [seed]
+    for number in wanted:
+        loaded, source = load(experiment, algorithm, set_ or [], number)
+        folder = _folder(experiment, loaded, out, bool(seeds))
+        if resume and not RunFolder(folder).holds_run():
+            print(f"note: {folder} holds no run to go on with; starting one", file=sys.stderr)
+        tools = log if log and processes.first() else ()
+        trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
+        with progress.shown(loaded, quiet or as_json, _several()) as (callback, stopped):
+            done = api.run(
+                loaded,
+                folder,
+                backend=backend,
+                device=device,
+                precision=precision,
+                states=states,
+                resume=resume,
+                callbacks=[callback, *trackers],
+                checkpoint_every=checkpoint_every,
+                stop=stopped,
+                about={"settings_from": source},
+            )
+        for note in done.notes:
+            print(f"note: {note}", file=sys.stderr)
+        last, total = done.summary["rounds"], loaded.training.rounds
+        if processes.any_of(stopped()) and (last < total or number != wanted[-1]):
+            command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+            print(f"stopped after round {last} of {total}, all of it saved; go on with: {command}", file=sys.stderr)
+            raise typer.Exit(130)
+        if save_models:
+            done.save_models()
+        results.append((done, folder))
+        if not as_json:
+            print(_sentence(done, folder))
+    if as_json:
+        summaries = [done.summary | {"folder": str(folder), "seed": done.experiment.seed} for done, folder in results]
+        print(json.dumps(summaries if seeds else summaries[0], indent=2))
+
+
+def _use_threads(threads: int) -> None:
+    """Several threads on small batches mostly wait for each other; one also gives the same bits on every machine."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path:
+    stem = f"{Path(name).name.removesuffix('.toml')}-{experiment.algorithm_name}-seed{experiment.seed}"
+    if out is None:
+        return Path("runs") / stem
+    return out / stem if several else out
+
+
+def _sentence(done: Any, folder: Path) -> str:
+    from bespoke.report.compare import TITLES
+
+    summary, run = done.summary, f"{done.experiment.algorithm_name}, seed {done.experiment.seed}"
+    view, select = summary["headline"], done.experiment.evaluation.select
+    chosen = (summary["views"][view][select] if view else None) or {}
+    numbers = chosen.get("all")
+    if not numbers or numbers["pooled"] is None:
+        return f"{run}, {summary['rounds']} rounds: no client was evaluated on test rows; records in {folder}"
+    return (
+        f"{run}, {TITLES[select]} ({chosen['round']}), {view} model, all {numbers['clients']} clients with test rows: "
+        f"accuracy {100 * numbers['pooled']:.2f} % pooled, {100 * numbers['mean']:.2f} % mean over clients; "
+        f"records in {folder}"
+    )
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    baseline: Annotated[str | None, typer.Option(help="Method that the others are paired with.")] = None,
+    select: Annotated[
+        str | None, typer.Option(help="Round that counts: last, best_val or best_test; default as in the runs.")
+    ] = None,
+    view: Annotated[str | None, typer.Option(help="Prediction that counts, where a method has several.")] = None,
+    group: Annotated[str, typer.Option(help="Clients that count: all, train, unseen or new.")] = "all",
+    chart: Annotated[Path | None, typer.Option(help="Also draw the clients' accuracies (.png or .svg).")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare runs in a table like the papers'."""
+    from bespoke.report import accuracy_chart, find_runs
+    from bespoke.report import compare as compare_runs
+
+    if select is None:
+        named = {run.config().get("evaluation", {}).get("select", "last") for run in find_runs(folders)}
+        select = named.pop() if len(named) == 1 else "last"
+    comparison = compare_runs(folders, baseline, select, view, group)
+    _show(comparison, markdown, as_json)
+    if chart is not None:
+        accuracy_chart(comparison, chart)
+        print(f"chart: {chart}", file=sys.stderr)
+
+
+def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> None:
+    if as_json:
+        print(json.dumps(comparison.as_dict(), indent=2))
+    elif markdown:
+        print(comparison.markdown(), end="")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(comparison.table())
+    else:
+        print(comparison.text(), end="")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions or experiments.")],
+    as_json: Json = False,
+) -> None:
+    """List what there is."""
+    if what not in listing.LISTS:
+        raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
+    rows = listing.LISTS[what]()
+    if as_json:
+        print(json.dumps(dict(rows), indent=2))
+    else:
+        width = max(len(name) for name, _ in rows)
+        for name, doc in rows:
+            print(f"{name:<{width}}  {doc}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Keep the runs and the chart in this folder.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train five methods on handwritten digits spread over 20 clients, and compare them."""
+    import tempfile
+
+    from bespoke.cli import demo as demonstration
+
+    if _several():
+        raise UserError("the demonstration runs in one process: start it without torchrun")
+    _use_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
+    try:
+        comparison, chart = demonstration.run(folder, lambda experiment: progress.shown(experiment, quiet))
+    except KeyboardInterrupt:
+        print(f"stopped; go on with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    _show(comparison)
+    print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")

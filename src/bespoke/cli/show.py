@@ -1,0 +1,123 @@
+"""``bespoke data show EXPERIMENT``: the federation of an experiment in words and as a bubble chart."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bespoke.core.data import FederatedData
+from bespoke.data import Partition, partitioned
+from bespoke.report.bubbles import bubble_chart
+from bespoke.runs.experiment import load
+
+FEW = 2  # rows: a class with so few can hardly be in both the train and the test rows
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What there is to say of a federation; ``counts`` are rows by client and class (clients, classes)."""
+
+    experiment: str
+    data: str
+    clients: int
+    new_clients: int
+    rows: int
+    sizes: tuple[int, float, int]  # smallest, median, largest number of rows of a client
+    train_sizes: tuple[int, float, int]
+    test_sizes: tuple[int, float, int]
+    num_classes: int
+    classes: tuple[int, float, int]  # fewest, mean, most classes of a client
+    single_class: int  # clients with one class only
+    few: float  # mean number of a client's classes with one or two rows
+    test_only: float  # mean number of a client's classes that it has only in its test rows
+    skew: float  # mean distance of a client's class shares to those of all rows, 0 to 1
+    tries: int
+    partition: str
+    conditions: tuple[str, ...]
+    counts: np.ndarray
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self) | {"counts": self.counts.tolist()}
+
+    def text(self) -> str:
+        """A few lines for people."""
+        low, middle, high = self.sizes
+        new = f" ({self.new_clients} of them new)" if self.new_clients else ""
+        lines = [
+            f"{self.experiment}: {self.data}, {self.rows:,} rows of {self.num_classes} classes",
+            f"clients            {self.clients}{new}",
+            f"rows of a client   {low} to {high}, median {middle:g}",
+            f"  to train on      {self.train_sizes[0]} to {self.train_sizes[2]}, median {self.train_sizes[1]:g}",
+            f"  to test on       {self.test_sizes[0]} to {self.test_sizes[2]}, median {self.test_sizes[1]:g}",
+            f"classes            {self.classes[0]} to {self.classes[2]}, mean {self.classes[1]:.2f}; "
+            f"clients with a single one: {self.single_class}",
+            f"  with 1-{FEW} rows    {self.few:.2f} of a client's classes; in its test rows alone {self.test_only:.2f}",
+            f"skew               {self.skew:.3f} (0: every client like all, 1: nothing in common)",
+            f"tries              {self.tries}",
+            f"partition          {self.partition}",
+        ]
+        if self.conditions:
+            names, counts = np.unique(self.conditions, return_counts=True)
+            told = ", ".join(f"{n} x {name}" for name, n in zip(names, counts, strict=True))
+            lines.append(f"images             {told}")
+        return "\n".join(lines) + "\n"
+
+
+def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = (), seed: int | None = None) -> Shown:
+    """The federation of an experiment file, or of a shipped one's name; ``chart`` draws its bubbles as well.
+
+    ``overrides`` are ``table.key=value``, as for ``bespoke run``.
+    """
+    loaded, _ = load(experiment, None, overrides, seed)
+    pool, found = partitioned(loaded.data, loaded.seed, loaded.training.skip_empty)
+    shown = describe(Path(experiment).name.removesuffix(".toml"), loaded.data.name, pool, found)
+    if chart is not None:
+        title = f"{shown.data} over {shown.clients} clients"
+        subtitle = f"Rows of every class on every client; partition {shown.partition}, {shown.tries} tries."
+        bubble_chart(shown.counts, chart, title, subtitle.replace(", 1 tries", ""))
+    return shown
+
+
+def describe(experiment: str, data: str, pool: FederatedData, found: Partition) -> Shown:
+    """The numbers of a federation."""
+    y = pool.y.numpy()
+    parts = {name: [getattr(pool, name).client(i).numpy() for i in range(pool.total_clients)] for name in _PARTS}
+    by_part = {name: np.stack([_classes(y[rows], pool.num_classes) for rows in lists]) for name, lists in parts.items()}
+    counts = sum(by_part.values(), np.zeros_like(by_part["train"]))
+    held = (counts > 0).sum(axis=1)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    everyone = counts.sum(axis=0) / counts.sum()
+    return Shown(
+        experiment=experiment,
+        data=data,
+        clients=pool.total_clients,
+        new_clients=pool.total_clients - pool.num_clients,
+        rows=int(counts.sum()),
+        sizes=_spread(counts.sum(axis=1)),
+        train_sizes=_spread(by_part["train"].sum(axis=1)),
+        test_sizes=_spread(by_part["test"].sum(axis=1)),
+        num_classes=pool.num_classes,
+        classes=(int(held.min()), float(held.mean()), int(held.max())),
+        single_class=int((held == 1).sum()),
+        few=float(((counts >= 1) & (counts <= FEW)).sum(axis=1).mean()),
+        test_only=float(((by_part["test"] > 0) & (by_part["train"] == 0)).sum(axis=1).mean()),
+        skew=float(np.abs(shares - everyone).sum(axis=1).mean() / 2),
+        tries=found.tries,
+        partition=found.hash(),
+        conditions=found.conditions,
+        counts=counts,
+    )
+
+
+_PARTS = ("train", "test", "val")
+
+
+def _classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    return np.bincount(labels, minlength=num_classes)
+
+
+def _spread(sizes: np.ndarray) -> tuple[int, float, int]:
+    return int(sizes.min()), float(np.median(sizes)), int(sizes.max())

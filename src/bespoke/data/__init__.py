@@ -1,0 +1,21 @@
+"""Data sets, partitions, and federations made of them or of one's own arrays."""
+
+from bespoke.data.examples import Examples, Loader
+from bespoke.data.federate import DATASETS, federate_data, from_arrays, partitioned
+from bespoke.data.partition.basic import Partition
+from bespoke.data.partition.schemes import PARTITIONS
+from bespoke.data.pool import pool_of
+from bespoke.data.settings import DataSettings
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "DataSettings",
+    "Examples",
+    "Loader",
+    "Partition",
+    "federate_data",
+    "from_arrays",
+    "partitioned",
+    "pool_of",
+]

@@ -1,0 +1,156 @@
+"""What a data set hands over: all its examples, and what is known of each row."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bespoke.core.data import Transform
+from bespoke.data.settings import DataSettings
+from bespoke.errors import UserError
+
+
+@dataclass(frozen=True)
+class Examples:
+    """All rows of a data set, in a fixed order, before they are spread over clients."""
+
+    x: np.ndarray  # (N, ...) uint8, floating, or integer tokens
+    y: np.ndarray  # (N,) integer labels in 0..num_classes-1
+    num_classes: int
+    official_test: np.ndarray | None = None  # (N,) bool: the rows of the official test set
+    owner: np.ndarray | None = None  # (N,) int: position in owner_names of the row's own client
+    owner_names: tuple[str, ...] = ()
+    transform: Transform | None = None  # applied to every gathered batch
+    domain: np.ndarray | None = None  # (N,) int: position in domain_names of the row's domain
+    domain_names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # of texts: the word that each token stands for
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return self.x.shape[1:]
+
+
+# loader(settings, rng) -> Examples; `rng` is for what a data set has to draw.
+Loader = Callable[[DataSettings, np.random.Generator], Examples]
+
+
+class ClientArrays(NamedTuple):
+    """One client's own arrays; the test rows are None where the client brings none."""
+
+    name: str
+    where: str  # how an error message calls it
+    x: Any  # (n, ...)
+    y: Any  # (n,)
+    x_test: Any = None  # (m, ...)
+    y_test: Any = None  # (m,)
+
+
+def as_inputs(x: Any, where: str) -> np.ndarray:
+    """Examples (n, ...) as uint8, float32, float64 or int64, whichever is nearest; no others are taken."""
+    x = _as_array(x, f"x of {where}")
+    targets: dict[str, Any] = {
+        "f": np.float64 if x.dtype.itemsize >= 8 else np.float32,
+        "b": np.float32,
+        "i": np.int64,
+    }
+    targets["u"] = np.uint8 if x.dtype.itemsize == 1 else np.int64
+    if x.dtype.kind not in targets:
+        raise UserError(f"x of {where} holds {x.dtype} values: give numbers, such as float32 or uint8")
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise UserError(f"x of {where} has shape {x.shape}: give (rows, features) or (rows, channels, height, width)")
+    return np.require(x, targets[x.dtype.kind], ["C", "W"])
+
+
+def as_labels(y: Any, where: str) -> np.ndarray:
+    """Labels (n,) as int64; anything that is not integer is refused."""
+    y = _as_array(y, f"y of {where}")
+    if y.ndim != 1:
+        raise UserError(f"y of {where} has shape {y.shape}: give one class number per row, shape (rows,)")
+    if len(y) and y.dtype.kind not in "iub":
+        raise UserError(f"y of {where} holds {y.dtype} values: give class numbers 0, 1, ... of an integer type")
+    return y.astype(np.int64)
+
+
+def _as_array(values: Any, what: str) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:  # ragged lists, tensors that are not on the CPU
+        raise UserError(f"{what} is not an array: {str(error).splitlines()[0]}") from None
+
+
+def join(
+    clients: Sequence[ClientArrays],
+    num_classes: int,
+    test: float,
+    rng: np.random.Generator,
+    transform: Any = None,
+) -> Examples:
+    """The clients' own arrays one after another, each row marked with its owner.
+
+    Shapes and types must agree between clients. As soon as one client brings test rows of its own, the
+    clients that bring none have a share ``test`` of their rows drawn as test rows; an empty ``x_test``
+    means a client without test rows. ``num_classes`` 0 takes the largest label plus one.
+    """
+    xs: list[np.ndarray] = []
+    ys, owners, tests = [], [], []
+    first = ""
+    official = any(c.x_test is not None for c in clients)
+    for i, client in enumerate(clients):
+        if (client.x_test is None) != (client.y_test is None):
+            raise UserError(f"{client.where} has only one of x_test and y_test: give both or neither")
+        parts = [(client.x, client.y, "")] + [(client.x_test, client.y_test, "_test")] * (client.x_test is not None)
+        for x, y, suffix in parts:
+            where = client.where + (" (test rows)" if suffix else "")
+            y = as_labels(y, where)
+            if not len(y) and not len(_as_array(x, where)):
+                continue  # an empty client may not even know its shape
+            x = as_inputs(x, where)
+            if len(x) != len(y):
+                raise UserError(f"{where} has {len(x)} rows in x{suffix} and {len(y)} in y{suffix}: give as many")
+            if xs and (x.shape[1:], x.dtype) != (xs[0].shape[1:], xs[0].dtype):
+                raise UserError(
+                    f"examples of {where} are {x.dtype} of shape {x.shape[1:]}, those of {first} are "
+                    f"{xs[0].dtype} of shape {xs[0].shape[1:]}: give all clients the same shape and type"
+                )
+            first = first or where
+            held = np.full(len(y), bool(suffix))
+            if official and client.x_test is None:
+                held[rng.permutation(len(y))[train_count(len(y), test) :]] = True
+            xs.append(x)
+            ys.append(y)
+            tests.append(held)
+            owners.append(np.full(len(y), i))
+    if not xs:
+        raise UserError(f"none of the {len(clients)} clients has any rows: give at least one client some data")
+    y = np.concatenate(ys)
+    return Examples(
+        x=np.concatenate(xs),
+        y=y,
+        num_classes=num_classes or _count_classes(y),
+        official_test=np.concatenate(tests) if official else None,
+        owner=np.concatenate(owners),
+        owner_names=tuple(c.name for c in clients),
+        transform=transform,
+    )
+
+
+def _count_classes(y: np.ndarray) -> int:
+    found = max(1, int(y.max()) + 1)
+    if found > max(1000, len(y)):  # class numbers with such gaps are names in disguise
+        raise UserError(
+            f"the largest label is {found - 1} with {len(y)} rows in all: number the classes 0, 1, ... "
+            "without gaps, or give num_classes"
+        )
+    return found
+
+
+def share_of(share: float, n: int) -> int:
+    """floor(share * n), safe against a product such as 0.29 * 100 = 28.999..."""
+    return int(share * n + 1e-9)
+
+
+def train_count(n: int, test: float) -> int:
+    """How many of n rows are for training: floor((1 - test) * n), and one where that would leave none."""
+    return min(n, max(1, share_of(1.0 - test, n)))

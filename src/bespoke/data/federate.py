@@ -1,0 +1,210 @@
+"""From the ``[data]`` table, or from arrays of one's own, to a federation."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from bespoke.core.data import FederatedData, Transform
+from bespoke.core.settings import check
+from bespoke.data.examples import ClientArrays, Examples, Loader, join, share_of
+from bespoke.data.images.cifar_s import assign, corrupted
+from bespoke.data.images.corrupt import parse
+from bespoke.data.images.views import views
+from bespoke.data.partition.basic import Partition, follow
+from bespoke.data.partition.schemes import PARTITIONS, Known
+from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_of
+from bespoke.data.settings import DataSettings
+from bespoke.data.sources import built_in
+from bespoke.errors import UserError
+
+DEFAULT_CLIENTS = 20
+
+# A loader's docstring is the line that describes its data set.
+DATASETS: dict[str, Loader] = built_in.LOADERS
+
+
+def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -> FederatedData:
+    """The federation of a ``[data]`` table: settings and seed alone decide it, whatever the method."""
+    return partitioned(settings, seed, skip_empty)[0]
+
+
+def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> tuple[FederatedData, Partition]:
+    """The federation of :func:`federate_data`, and the partition it came from with its number of tries."""
+    check(settings, "[data]")
+    _check_together(settings)
+    if settings.name not in DATASETS:
+        near = difflib.get_close_matches(settings.name, DATASETS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
+        raise UserError(f"[data] name = {settings.name!r} is none of {', '.join(DATASETS)}: {hint}")
+    return _spread(DATASETS[settings.name](settings, generator(seed, LOAD)), settings, seed, skip_empty)
+
+
+def from_arrays(
+    clients: Sequence[Any] | Mapping[Any, Any],
+    *,
+    test: float = 0.2,
+    validation: float = 0.0,
+    new_clients: int = 0,
+    num_classes: int | None = None,
+    seed: int = 0,
+    transform: Transform | None = None,
+    skip_empty: bool = False,
+) -> FederatedData:
+    """The federation of clients that bring their own data: a list of them, or a dict by name.
+
+    A client is ``(x, y)`` or ``(x, y, x_test, y_test)`` with x (n, ...) and integer y (n,), arrays or
+    tensors; or a torch Dataset of (x, y) pairs, or ``(train_dataset, test_dataset)``. Where a client
+    brings no test rows, a share ``test`` of its rows is drawn; ``validation`` is a share of its train rows.
+    The last ``new_clients`` are met only in evaluation. ``num_classes`` defaults to the largest label plus
+    one. uint8 examples are scaled to [-1, 1] unless a ``transform`` is given.
+    """
+    named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
+    arrays = [_client_arrays(str(name), client) for name, client in named]
+    if not arrays:
+        raise UserError("there are no clients: give at least one")
+    names = [client.name for client in arrays]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"two clients are named {twice!r}: give each a name of its own")
+    settings = DataSettings(
+        name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
+    )
+    check(settings, "[data]")
+    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform)
+    return _spread(examples, settings, seed, skip_empty)[0]
+
+
+def _check_together(settings: DataSettings) -> None:
+    """Refuse keys that contradict each other, before any data is read."""
+    if settings.corrupt not in ("", "cifar_s"):
+        parse(settings.corrupt)
+    if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):
+        raise UserError(
+            f"[data] folds = {settings.folds}, fold = {settings.fold}: give at least 2 folds, and one of 0..folds-1"
+        )
+    if settings.replay and settings.partition != "dirichlet":
+        raise UserError('[data] replay repeats pFedFDA\'s script: set partition = "dirichlet", or leave it out')
+
+
+def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: bool) -> tuple[FederatedData, Partition]:
+    own = len(examples.owner_names)
+    scheme = settings.partition
+    if scheme == "auto":
+        scheme = "natural" if own else "dirichlet"
+    natural = scheme == "natural" and own > 0
+    clients = settings.clients or (own if natural else DEFAULT_CLIENTS)
+    if natural and clients > own:
+        raise UserError(f"[data] clients is {clients}, but the data set has {own} clients of its own: lower it")
+    if settings.new_clients >= clients:
+        raise UserError(
+            f"{settings.new_clients} of {clients} clients cannot be new ones: lower [data] new_clients, "
+            "so that at least one takes part in training"
+        )
+    marks = examples.official_test
+    if settings.pool == "split" and marks is None:
+        raise UserError(f'{settings.name!r} has no official test rows to keep apart: set [data] pool = "train+test"')
+    apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
+    if apart and (settings.folds or settings.replay):
+        key = "folds" if settings.folds else "replay"
+        raise UserError(f'[data] {key} makes test rows of its own: set pool = "train+test"')
+
+    rng = generator(seed, PARTITION)
+    everything = _subsample(len(examples.y), settings.subsample, seed)
+    rows = everything[~marks[everything]] if apart and marks is not None else everything
+    known = _known(examples, rows, marked=not apart)
+    found = PARTITIONS[scheme].run(known, replace(settings, clients=clients), rng)
+    lists = [rows[part] for part in found.lists]
+    train_lists, test_lists = lists, None
+    if found.test is not None and found.train is not None:
+        train_lists, test_lists = ([rows[part] for part in parts] for parts in (found.train, found.test))
+        settings = replace(settings, keep=1.0)  # done already
+    elif apart and marks is not None:
+        others = everything[marks[everything]]
+        if natural and examples.owner is not None:
+            test_lists = [others[examples.owner[others] == i] for i in range(clients)]
+        else:
+            parts = follow(known.labels, found.lists, examples.y[others], rng)
+            test_lists = [others[part] for part in parts]
+
+    train, test, val = cut(train_lists, settings, seed, test_lists)
+    pairs = assign(settings, clients)
+    x, conditions = examples.x, tuple(str(pair or "clean") for pair in pairs)
+    if any(pairs):
+        x = corrupted(x, [np.concatenate(parts) for parts in zip(train, test, val, strict=True)], pairs)
+    seen = views(examples, found, settings, seed)
+    pool = pool_of(
+        x,
+        examples.y,
+        train,
+        test,
+        val,
+        num_classes=examples.num_classes,
+        names=examples.owner_names[:clients] if natural else found.names(),
+        new_clients=settings.new_clients,
+        transform=seen.transform,
+        extra=seen.extra,
+        skip_empty=skip_empty,
+    )
+    told = seen.conditions or (conditions if any(pairs) else ())
+    told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # who is left out
+    return pool, found._replace(lists=lists, train=list(train), test=list(test), conditions=told)
+
+
+def _subsample(rows: int, share: float, seed: int) -> np.ndarray:
+    """The rows that take part at all, ascending."""
+    if share == 1.0:
+        return np.arange(rows)
+    return np.sort(generator(seed, SUBSAMPLE).permutation(rows)[: max(1, share_of(share, rows))])
+
+
+def _known(examples: Examples, rows: np.ndarray, marked: bool) -> Known:
+    def of(values: np.ndarray | None) -> np.ndarray | None:
+        return None if values is None else np.asarray(values)[rows]
+
+    return Known(
+        np.asarray(examples.y)[rows],
+        of(examples.owner),
+        of(examples.domain),
+        examples.domain_names,
+        of(examples.official_test) if marked else None,
+    )
+
+
+def _client_arrays(name: str, client: Any) -> ClientArrays:
+    where = f"client {name!r}"
+    if isinstance(client, Dataset):
+        return ClientArrays(name, where, *_read_dataset(client, where))
+    if isinstance(client, tuple | list) and len(client) == 2 and all(isinstance(d, Dataset) for d in client):
+        return ClientArrays(name, where, *(part for d in client for part in _read_dataset(d, where)))
+    if isinstance(client, tuple | list) and len(client) in (2, 4):
+        return ClientArrays(name, where, *(_from_tensor(part) for part in client))
+    raise UserError(
+        f"{where} is a {type(client).__name__}: give (x, y), (x, y, x_test, y_test), a torch Dataset, "
+        "or a pair of Datasets for training and test"
+    )
+
+
+def _from_tensor(part: Any) -> Any:
+    if not isinstance(part, torch.Tensor):
+        return part
+    part = part.detach().cpu()
+    return (part.float() if part.dtype == torch.bfloat16 else part).numpy()
+
+
+def _read_dataset(dataset: "Dataset[Any]", where: str) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise UserError(f"the Dataset of {where} has no length: give one with __len__ and __getitem__")
+    pairs = [dataset[i] for i in range(len(dataset))]
+    try:
+        xs = [np.asarray(_from_tensor(x)) for x, _ in pairs]
+        ys = [np.asarray(_from_tensor(y)) for _, y in pairs]
+        return (np.stack(xs), np.stack(ys)) if pairs else (np.empty(0), np.empty(0))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the Dataset of {where} does not give (x, y) pairs of one shape: {str(error).splitlines()[0]}"
+        ) from None

@@ -1,0 +1,110 @@
+"""What happens to images at every access, put together in one place: degrade, augment, normalise."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespoke.core import rng
+from bespoke.core.data import Transform
+from bespoke.core.tree import Tree
+from bespoke.data.examples import Examples
+from bespoke.data.images import augment as augmentation
+from bespoke.data.images import degrade
+from bespoke.data.partition.basic import Partition
+from bespoke.data.partition.groups import KINDS
+from bespoke.data.pool import DEGRADE, generator
+from bespoke.data.settings import DataSettings
+from bespoke.errors import UserError
+
+# The key of an access is split once, by purpose.
+NOISE, ORDER, AUGMENT = range(3)
+
+# Mean and standard deviation of each channel on the [0, 1] scale.
+MOMENTS = {
+    "symmetric": ((0.5,), (0.5,)),
+    "cifar": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+class Views(NamedTuple):
+    """How a client sees its images: the transform, its own constants, and a word on each client."""
+
+    transform: Transform | None
+    extra: Tree  # leaves (clients, ...)
+    conditions: tuple[str, ...]
+
+
+def views(examples: Examples, found: Partition, settings: DataSettings, seed: int) -> Views:
+    """The transform of a ``[data]`` table, for the clients of a partition."""
+    if (settings.degrade, settings.augment, settings.normalise) == ("none", "none", "auto"):
+        return Views(examples.transform, {}, ())
+    _check_images(examples, settings)
+    extra = constants(settings, len(found.lists))
+    conditions: tuple[str, ...] = ()
+    if settings.degrade == "fedpce":
+        if not set(found.kinds) <= set(KINDS) or not found.kinds:
+            raise UserError('[data] degrade = "fedpce" goes by kinds of clients: set partition = "degradations"')
+        extra |= degrade.parameters(found.kinds, found.ranks, generator(seed, DEGRADE))
+        conditions = tuple(_condition(kind, i, extra) for i, kind in enumerate(found.kinds))
+    return Views(compose(settings), extra, conditions)
+
+
+def constants(settings: DataSettings, clients: int) -> Tree:
+    """What normalisation needs, the same for every client: ``mean`` and ``deviation``, (clients, 1 or 3, 1, 1).
+
+    They travel with the clients' own constants, so that nothing is copied to the device at an access.
+    """
+    moments = MOMENTS["symmetric" if settings.normalise == "auto" else settings.normalise]
+    mean, deviation = (torch.tensor(values)[None, :, None, None].repeat(clients, 1, 1, 1) for values in moments)
+    return {"mean": mean, "deviation": deviation}
+
+
+def compose(settings: DataSettings) -> Transform:
+    """uint8 images (B, C, H, W) as the model takes them: jitter, augment, noise, normalise.
+
+    What augmentation uncovers has the mean colour, which is 0 after normalisation. With
+    ``noise_at = "before"`` the noise comes before the augmentation.
+    """
+    degraded, augmented = settings.degrade == "fedpce", settings.augment == "fedpce"
+    noise_first, per_call = settings.noise_at == "before", settings.jitter_order == "call"
+
+    def transform(key: Tensor, x: Tensor, extra: Tree, train: bool) -> Tensor:
+        x = x.to(torch.float32) / 255.0
+        steps: list[Callable[[Tensor], Tensor]] = []
+        if degraded:
+            order = degrade.drawn_order(rng.fold_in(key, ORDER)) if per_call else extra["order"]
+            x = torch.where(extra["jitter"], degrade.jitter(x, extra["amounts"], order), x)
+            steps.append(lambda z: degrade.noise(rng.fold_in(key, NOISE), z, extra["variance"]))
+        if augmented and train:
+            place = len(steps) if noise_first else 0
+            steps.insert(place, lambda z: augmentation.augment(rng.fold_in(key, AUGMENT), z, extra["mean"]))
+        for step in steps:
+            x = step(x)
+        return (x - extra["mean"]) / extra["deviation"]
+
+    return transform
+
+
+def _check_images(examples: Examples, settings: DataSettings) -> None:
+    asked = [key for key in ("degrade", "augment") if getattr(settings, key) != "none"]
+    asked += ["normalise"] if settings.normalise != "auto" else []
+    if examples.transform is not None or examples.x.dtype != "uint8" or examples.x.ndim != 4:
+        raise UserError(
+            f"[data] {asked[0]} is for images of bytes 0..255, which {settings.name!r} does not hold: leave it out"
+        )
+    coloured = settings.degrade != "none" or settings.normalise in ("cifar", "imagenet")
+    if coloured and examples.x.shape[1] != 3:
+        key = "degrade" if settings.degrade != "none" else "normalise"
+        raise UserError(f"[data] {key} needs three colour channels, but {settings.name!r} has {examples.x.shape[1]}")
+
+
+def _condition(kind: str, client: int, extra: Tree) -> str:
+    if kind == "noise":
+        return f"noise of variance {extra['variance'][client].item():.4g}"
+    if kind == "jitter":
+        numbers = ", ".join(f"{value:.3g}" for value in extra["amounts"][client].tolist())
+        return f"jitter by {numbers}"
+    return kind

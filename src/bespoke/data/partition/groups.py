@@ -1,0 +1,131 @@
+"""Partitions whose clients belong to groups: domains, and FedPCE's three kinds of degradation."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bespoke.data.partition.basic import MAX_TRIES, Partition, deal, dirichlet, dirichlet_counts, iid
+from bespoke.errors import UserError
+
+KINDS = ("noise", "jitter", "imbalance")
+LOW_ALPHA, HIGH_ALPHA = 0.1, 10.0  # of the imbalance pairs, on a logarithmic scale
+
+
+def domain(
+    labels: np.ndarray,
+    domains: np.ndarray | None,
+    names: Sequence[str],
+    rng: np.random.Generator,
+    clients: int,
+    new_clients: int = 0,
+    alpha: float = 0.5,
+    min_rows: int = 1,
+    balance: bool = True,
+    inside: str = "dirichlet",
+) -> Partition:
+    """As many clients in each domain, none in two: ``domains`` (N,) holds positions in ``names``.
+
+    Inside a domain its rows become clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New
+    clients are drawn at random, as many from each domain, and come last.
+    """
+    if domains is None:
+        raise UserError('the data set has no domains: set [data] partition to another scheme, such as "dirichlet"')
+    each = _per_group(clients, new_clients, len(names), f"{len(names)} domains")
+    lists: list[np.ndarray] = []
+    tries = 0
+    for d in range(len(names)):
+        rows = np.flatnonzero(domains == d)
+        if inside == "iid":
+            found = iid(labels[rows], rng, each)
+        else:
+            found = dirichlet(labels[rows], rng, each, alpha, min_rows, balance)
+        lists += [rows[part] for part in found.lists]
+        tries = max(tries, found.tries)
+    return _grouped(lists, names, each, new_clients, tries, rng)
+
+
+def degradations(
+    labels: np.ndarray,
+    rng: np.random.Generator,
+    clients: int,
+    new_clients: int = 0,
+    min_rows: int = 10,
+    balance: bool = True,
+    official: np.ndarray | None = None,
+) -> Partition:
+    """FedPCE's thirds: 2M noise clients, 2M jitter clients, and M pairs of clients with unequal classes.
+
+    A noise or jitter client gets an even share of every class of ``labels`` (N,). A pair shares twice as
+    much, class by class by a two-dimensional Dir(alpha), alpha from 0.1 to 10 over the pairs, with the
+    balance rule and redrawn until both have ``min_rows`` rows. ``official`` (N,) marks official test rows:
+    they are spread in the same proportions as the train rows, and the rules look at each part alone. New
+    clients are drawn at random, as many of each kind, and come last.
+    """
+    each = _per_group(clients, new_clients, len(KINDS), "three degradations")
+    if each % 2:
+        raise UserError(f"{clients} clients cannot be thirds made of pairs: give a multiple of 6 as [data] clients")
+    if official is None:
+        official = np.zeros(len(labels), dtype=bool)
+    num_classes = int(labels.max()) + 1
+    stratum = labels * 2 + official  # a class of the official train or test rows
+    sizes = np.bincount(stratum, minlength=2 * num_classes).reshape(num_classes, 2)
+    share = np.full((num_classes, clients), 1.0 / clients)
+    tries = 0
+    for pair, alpha in enumerate(np.geomspace(LOW_ALPHA, HIGH_ALPHA, each // 2)):
+        first = 2 * each + 2 * pair
+        split, used = _split_pair(rng, sizes * 2 / clients, alpha, min_rows, balance)
+        share[:, first : first + 2] = split * 2 / clients
+        tries = max(tries, used)
+    cuts = np.zeros((num_classes, 2, clients + 1))
+    cuts[:, :, 1:] = share.cumsum(axis=1)[:, None] * sizes[:, :, None]
+    cuts[:, :, -1] = sizes
+    # A random offset rounds each cut without bias: no client gains a row in every class.
+    counts = np.diff(np.floor(cuts + rng.random((num_classes, 2, 1))).astype(np.int64), axis=2)
+    present = np.flatnonzero(sizes.reshape(-1))
+    lists = deal(stratum, present, counts.reshape(2 * num_classes, clients)[present], rng)
+    return _grouped(lists, KINDS, each, new_clients, tries, rng)
+
+
+def _split_pair(
+    rng: np.random.Generator, sizes: np.ndarray, alpha: float, min_rows: int, balance: bool
+) -> tuple[np.ndarray, int]:
+    """Shares (classes, 2) of a pair that holds ``sizes`` (classes, 2) train and test rows, and the tries."""
+    train = np.maximum(1, np.round(sizes[:, 0])).astype(np.int64)
+    parts = sizes.sum(axis=0) > 0  # without official marks there is one part
+    for attempt in range(1, MAX_TRIES + 1):
+        split = dirichlet_counts(rng, train, 2, alpha, balance, 1)[0] / train[:, None]
+        if ((split.T @ sizes)[:, parts] >= min_rows).all():
+            return split, attempt
+    raise UserError(
+        f"{MAX_TRIES:,} draws of Dir({alpha:g}) never gave both clients of a pair {min_rows} rows: "
+        "lower [data] clients or min_rows"
+    )
+
+
+def _per_group(clients: int, new_clients: int, groups: int, what: str) -> int:
+    for key, number in (("clients", clients), ("new_clients", new_clients)):
+        if number % groups:
+            raise UserError(f"{number} is no multiple of the {what}: change [data] {key}, so that each has as many")
+    return clients // groups
+
+
+def _grouped(
+    lists: list[np.ndarray],
+    names: Sequence[str],
+    each: int,
+    new_clients: int,
+    tries: int,
+    rng: np.random.Generator,
+) -> Partition:
+    """Lists that come group by group, with the new clients of every group put last."""
+    new = new_clients // len(names)
+    number = np.arange(len(lists)).reshape(len(names), each)
+    drawn = np.stack([np.sort(rng.permutation(each)[:new]) for _ in names])  # (groups, new)
+    last = np.take_along_axis(number, drawn, axis=1).reshape(-1)
+    order = [*np.setdiff1d(number, last), *last]
+    return Partition(
+        [lists[i] for i in order],
+        tries,
+        kinds=tuple(names[i // each] for i in order),
+        ranks=tuple(int(i % each) for i in order),
+    )

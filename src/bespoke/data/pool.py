@@ -1,0 +1,136 @@
+"""Rows of each client, cut into train, validation and test, and checked: the federation's pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespoke.core import rng as streams
+from bespoke.core import tree
+from bespoke.core.data import FederatedData, Rows, Transform
+from bespoke.core.tree import Tree
+from bespoke.data.examples import as_inputs, as_labels, share_of, train_count
+from bespoke.data.settings import DataSettings
+from bespoke.errors import UserError
+
+# One generator for each purpose, so that no purpose can disturb another.
+LOAD, PARTITION, TEST, KEEP, VALIDATION, SUBSAMPLE, DEGRADE = range(7)
+
+_LARGEST = np.finfo(np.float32).max
+
+Lists = Sequence[np.ndarray]
+
+
+def generator(seed: int, purpose: int) -> np.random.Generator:
+    """The generator of one purpose of the data stream: equal seeds give equal federations to every method."""
+    return np.random.default_rng(np.random.SeedSequence(seed % 2**64, spawn_key=(streams.DATA, purpose)))
+
+
+def cut(lists: Lists, settings: DataSettings, seed: int, test_lists: Lists | None = None) -> tuple[Lists, Lists, Lists]:
+    """Train, test and validation rows of clients that hold the rows ``lists``.
+
+    Of n rows floor((1 - test) n) are for training, drawn without regard to class; a client with one row
+    trains on it. With ``folds`` the shuffled rows are cut into so many parts, as equal as can be, and the
+    test rows are part ``fold``. ``test_lists`` gives the test rows instead, and all of ``lists`` are for
+    training. Of n train rows floor(keep n), at least one, and at most keep_rows are kept; of n that are
+    kept floor(validation n) are set aside.
+    """
+    train, held, val = [], [], []
+    test_rng, keep_rng, val_rng = (generator(seed, purpose) for purpose in (TEST, KEEP, VALIDATION))
+    for i, rows in enumerate(lists):
+        if test_lists is not None:
+            own, apart = rows, test_lists[i]
+        elif settings.folds and len(rows) > 1:
+            parts = np.array_split(test_rng.permutation(len(rows)), settings.folds)
+            apart = rows[np.sort(parts.pop(settings.fold))]
+            own = rows[np.sort(np.concatenate(parts))]
+        else:
+            own, apart = _draw(rows, train_count(len(rows), settings.test), test_rng)
+        kept = max(1, share_of(settings.keep, len(own)))
+        kept = min(kept, settings.keep_rows or kept)
+        if kept < len(own):
+            own, _ = _draw(own, kept, keep_rng)
+        aside, own = _draw(own, share_of(settings.validation, len(own)), val_rng) if settings.validation else ([], own)
+        val.append(np.asarray(aside, dtype=np.int64))
+        train.append(own)
+        held.append(apart)
+    return train, held, val
+
+
+def _draw(rows: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` rows drawn without replacement, and the others; both ascending."""
+    order = rng.permutation(len(rows))
+    return rows[np.sort(order[:count])], rows[np.sort(order[count:])]
+
+
+def pool_of(
+    x: Any,
+    y: Any,
+    train: Lists,
+    test: Lists,
+    val: Lists,
+    *,
+    num_classes: int,
+    names: Sequence[str] | None = None,
+    new_clients: int = 0,
+    transform: Transform | None = None,
+    extra: Tree | None = None,
+    skip_empty: bool = False,
+) -> FederatedData:
+    """The federation's pool; whatever is wrong with the examples is told here in one sentence.
+
+    ``x`` (N, ...) and ``y`` (N,) hold all examples, ``train``, ``test`` and ``val`` each client's rows of
+    them. The last ``new_clients`` are met only in evaluation. ``extra`` holds each client's constants for the
+    ``transform``, leaves (clients, ...). A client without train rows is refused by name, or left out
+    entirely with ``skip_empty``.
+    """
+    if not train:
+        raise UserError("there are no clients: give at least one")
+    names = tuple(names) if names is not None else tuple(str(i) for i in range(len(train)))
+    if not 0 <= new_clients < len(train):
+        raise UserError(
+            f"{new_clients} of {len(train)} clients cannot be new ones: at least one must take part in training"
+        )
+    x, y = as_inputs(x, "the data"), as_labels(y, "the data")
+    if len(x) != len(y):
+        raise UserError(f"the data has {len(x)} rows in x and {len(y)} in y: give as many")
+
+    def holder(row: int) -> str:
+        for i, name in enumerate(names):
+            if any(row in rows[i] for rows in (train, test, val)):
+                return f"client {name!r}"
+        return f"row {row} of the data"
+
+    outside = np.flatnonzero((y < 0) | (y >= num_classes))
+    if len(outside):
+        raise UserError(
+            f"{holder(outside[0])} has the label {y[outside[0]]}, outside 0..{num_classes - 1}: "
+            "number the classes from 0 and give the right number of them"
+        )
+    if x.dtype.kind == "f":
+        sound = (np.abs(x) <= _LARGEST).reshape(len(x), -1).all(axis=1)
+        if not sound.all():
+            raise UserError(
+                f"{holder(int(np.argmin(sound)))} has NaN, infinity or a number beyond float32 in x: "
+                "repair or drop such rows"
+            )
+    keep = [i for i, rows in enumerate(train) if len(rows)]
+    if len(keep) < len(train) and not skip_empty:
+        empty = min(set(range(len(train))) - set(keep))
+        raise UserError(f"client {names[empty]!r} has no training rows: give it some, or set skip_empty to true")
+    training = sum(i < len(train) - new_clients for i in keep)
+    if not training:
+        raise UserError("no client of the training population has any training rows: give at least one some data")
+    return FederatedData(
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
+        train=Rows.of([train[i] for i in keep]),
+        test=Rows.of([test[i] for i in keep]),
+        val=Rows.of([val[i] for i in keep]),
+        num_classes=num_classes,
+        num_clients=training,
+        names=tuple(names[i] for i in keep),
+        extra=tree.map(lambda leaf: leaf[keep], extra or {}),
+        transform=transform,
+    )

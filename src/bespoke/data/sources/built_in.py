@@ -1,0 +1,112 @@
+"""Where rows come from, by name: embedded, synthetic, files of one's own, and the catalogue's sets."""
+
+import glob
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bespoke.core.tree import Tree
+from bespoke.data.examples import ClientArrays, Examples, Loader, join
+from bespoke.data.settings import DataSettings
+from bespoke.data.sources import catalogue
+from bespoke.errors import UserError
+
+
+def sixteen_levels_to_unit(key: Tensor, x: Tensor, extra: Tree, train: bool) -> Tensor:
+    """Grey levels 0..16 (uint8, any shape) to [-1, 1]."""
+    return x.to(torch.float32) / 8.0 - 1.0
+
+
+def digits(settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """1,797 handwritten digits, 8x8 grey, 10 classes; comes with scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = found.images.astype(np.uint8)[:, None]  # (1797, 1, 8, 8), levels 0..16
+    return Examples(images, found.target.astype(np.int64), 10, transform=sixteen_levels_to_unit)
+
+
+def gaussian(settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """Synthetic: one Gaussian blob per class (rows, dim, num_classes, spread)."""
+    classes = settings.num_classes or 10
+    y = np.arange(settings.rows) % classes
+    means = rng.standard_normal((classes, settings.dim))
+    x = means[y] + settings.spread * rng.standard_normal((settings.rows, settings.dim))
+    return Examples(x.astype(np.float32), y, classes)
+
+
+def synthetic_hierarchy(settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 1; one class."""
+    return two_level_gaussian(rng, settings.clients or 20, 1.0)
+
+
+def synthetic_homogeneous(settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 0.001; one class."""
+    return two_level_gaussian(rng, settings.clients or 20, 0.001)
+
+
+def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -> Examples:
+    """Client m has a mean theta_m ~ N(0, between) and N_m ~ U{20..200} observations x ~ N(theta_m, 1): (N, 1).
+
+    So the mean of a client's observations is N(theta_m, 1 / N_m), the model's second level. All labels are 0.
+    """
+    sizes = rng.integers(20, 201, clients)
+    means = np.sqrt(between) * rng.standard_normal(clients)
+    owner = np.repeat(np.arange(clients), sizes)
+    x = (means[owner] + rng.standard_normal(len(owner))).astype(np.float32)[:, None]
+    names = tuple(str(i) for i in range(clients))
+    return Examples(x, np.zeros(len(owner), np.int64), 1, owner=owner, owner_names=names)
+
+
+def files(settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """Your own: one .npz per client at path, with x, y and optionally x_test, y_test."""
+    if not settings.path:
+        raise UserError('[data] path is empty: give the pattern of the clients\' archives, such as "clients/*.npz"')
+    paths = [Path(p) for p in sorted(glob.glob(os.path.expanduser(settings.path), recursive=True))]
+    if not paths:
+        raise UserError(f"no file matches [data] path = {settings.path!r} below {os.getcwd()}: correct the pattern")
+    twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
+    if twice:
+        raise UserError(f"several files are named {min(twice)!r}, which is the client's name: rename all but one")
+    clients = [_read_client(path) for path in paths]
+    return join(clients, settings.num_classes, settings.test, rng)
+
+
+def _read_client(path: Path) -> ClientArrays:
+    try:
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is cut short or of another kind")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in ("x", "y", "x_test", "y_test") if name in archive}
+    except Exception as error:  # a damaged archive fails in many ways
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} cannot be read as an .npz of plain arrays: {reason}") from None
+    missing = [name for name in ("x", "y") if name not in arrays]
+    if missing:
+        raise UserError(f"{path} has no array {missing[0]!r}: save it with numpy.savez(path, x=..., y=...)")
+    return ClientArrays(path.stem, str(path), **arrays)
+
+
+def _of_catalogue(name: str) -> Loader:
+    def loader(settings: DataSettings, rng: np.random.Generator) -> Examples:
+        return catalogue.load(name)
+
+    loader.__doc__ = catalogue.CATALOGUE[name].doc
+    return loader
+
+
+# A loader's docstring is the line that describes its data set. The first ones are always here.
+BUILT_IN: dict[str, Loader] = {
+    "digits": digits,
+    "gaussian": gaussian,
+    "synthetic_hierarchy": synthetic_hierarchy,
+    "synthetic_homogeneous": synthetic_homogeneous,
+    "files": files,
+}
+LOADERS: dict[str, Loader] = BUILT_IN | {name: _of_catalogue(name) for name in catalogue.CATALOGUE}

@@ -1,0 +1,47 @@
+"""Every data set that can be brought here, by name; and the way from a name to its rows."""
+
+import difflib
+
+from bespoke.data.examples import Examples
+from bespoke.data.sources import acquire, store
+from bespoke.data.sources.catalogue_images import IMAGES
+from bespoke.data.sources.catalogue_others import MADE, PEOPLE
+from bespoke.data.sources.entry import Entry
+from bespoke.errors import UserError
+
+CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (*IMAGES, *PEOPLE, *MADE)}
+
+
+def find(name: str) -> Entry:
+    """The entry of a name, or a sentence with the nearest one."""
+    if name not in CATALOGUE:
+        near = difflib.get_close_matches(name, CATALOGUE, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CATALOGUE)}"
+        raise UserError(f"there is no data set {name!r} to bring here: {hint}")
+    return CATALOGUE[name]
+
+
+def missing(name: str) -> list[str]:
+    """The sets that have to be brought here before the named one can be used; empty if it can."""
+    entry = find(name)
+    if store.holds(name):
+        return []
+    return [absent for part in entry.parts for absent in missing(part)] if entry.parts else [name]
+
+
+def load(name: str) -> Examples:
+    """The rows of a data set that is here, mapped into memory; a union of sets that are here is made once and kept."""
+    entry = find(name)
+    absent = missing(name)
+    if absent:
+        what = f"the data set {name} is not here" if absent == [name] else f"{name} needs {', '.join(absent)}, not here"
+        there = all(CATALOGUE[part].files for part in absent)
+        ways = [f"bespoke data fetch {name}"] * there + [f"bespoke data import {absent[0]} FILE"]
+        raise UserError(f"{what}: run {' or '.join(ways)}")
+    if entry.build is None:
+        return store.load(name)
+    if not entry.stored:
+        return entry.build([load(part) for part in entry.parts])
+    if not store.holds(name):
+        acquire.make(entry, load)
+    return store.load(name)

@@ -1,0 +1,73 @@
+"""What a data set consists of, whatever order its rows came in: hashes, canonical order, checks."""
+
+import hashlib
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from bespoke.data.examples import Examples
+from bespoke.errors import UserError
+
+
+class Hashes(NamedTuple):
+    """SHA-256 of a data set in hexadecimal digits."""
+
+    content: str  # whatever the order of the rows
+    order: str  # the rows in their order
+
+
+def hashes(examples: Examples) -> Hashes:
+    """The hashes of a data set.
+
+    A row's digest is the SHA-256 of its bytes (C order), its label as a little-endian int64 and, where the set has
+    them, a zero byte and the name of the row's owner, and of its domain, in UTF-8. ``content`` is the SHA-256 of
+    all digests, sorted and joined; ``order`` the same without sorting.
+    """
+    marks = [b""] * len(examples.y)
+    for index, names in ((examples.owner, examples.owner_names), (examples.domain, examples.domain_names)):
+        if index is not None:
+            coded = [b"\0" + name.encode() for name in names]
+            marks = [mark + coded[i] for mark, i in zip(marks, index.tolist(), strict=True)]
+    labels = np.asarray(examples.y, "<i8")
+    digests = []
+    for row, label, mark in zip(examples.x, labels, marks, strict=True):
+        digests.append(hashlib.sha256(row.tobytes() + label.tobytes() + mark).digest())
+    return Hashes(_joined(sorted(digests)), _joined(digests))
+
+
+def _joined(digests: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def sort_test_rows(examples: Examples) -> Examples:
+    """The same rows, those of the official test set by label and then by the SHA-256 of the row's bytes."""
+    assert examples.official_test is not None
+    held = np.flatnonzero(examples.official_test)
+    keys = [(int(examples.y[i]), hashlib.sha256(examples.x[i].tobytes()).digest()) for i in held]
+    order = np.arange(len(examples.y))
+    order[held] = held[sorted(range(len(held)), key=keys.__getitem__)]
+    return replace(examples, x=examples.x[order], y=examples.y[order])
+
+
+def split(
+    x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray, num_classes: int
+) -> Examples:
+    """Official train rows, then official test rows: x (n, ...) and y (n,) of each."""
+    held = np.zeros(len(y_train) + len(y_test), bool)
+    held[len(y_train) :] = True
+    y = np.concatenate([y_train, y_test]).astype(np.int64)
+    return Examples(np.concatenate([x_train, x_test]), y, num_classes, official_test=held)
+
+
+def channels_first(x: np.ndarray, shapes: tuple[tuple[int, ...], ...], what: str) -> np.ndarray:
+    """Rows (n, ...) in one of the shapes: a missing channel is added, channels at the end are moved to the front."""
+    for shape in shapes:
+        if x.shape[1:] == shape:
+            return x
+        if len(shape) == 3 and shape[0] == 1 and x.shape[1:] == shape[1:]:
+            return x[:, None]
+        if len(shape) == 3 and x.shape[1:] == (*shape[1:], shape[0]):
+            return np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    wanted = " or ".join(str(shape) for shape in shapes)
+    raise UserError(f"a row of {what} has shape {x.shape[1:]}, but {wanted} is expected: it is of another data set")

@@ -1,0 +1,177 @@
+"""The folder of data sets: one folder for each, with plain .npy arrays and a manifest, mapped into memory.
+
+The folder is ``$BESPOKE_DATA``, or ``bespoke`` in the user's cache folder. A set is written to a temporary folder
+beside it and renamed as a whole, so that it is there complete or not at all.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bespoke.data.examples import Examples
+from bespoke.data.sources.content import Hashes
+from bespoke.errors import UserError
+from bespoke.files import fsync_folder
+
+VARIABLE = "BESPOKE_DATA"
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+_ARRAYS = {"x": "x", "y": "y", "test": "official_test", "owner": "owner", "domain": "domain"}  # file to field
+_NAMES = ("owner_names", "domain_names", "words")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CHUNK = 2**24  # bytes
+
+Manifest = dict[str, Any]
+
+
+def root() -> Path:
+    """The folder of all data sets; it need not exist."""
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE]).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "bespoke"
+
+
+def folder(name: str) -> Path:
+    """The folder of one data set."""
+    return root() / name
+
+
+def holds(name: str) -> bool:
+    """Whether a data set is here."""
+    return (folder(name) / MANIFEST).is_file()
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Tell in one sentence why something could not be written to the folder of data sets."""
+    try:
+        yield
+    except OSError as error:
+        cure = "make room there" if error.errno in _FULL else "mend that"
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"cannot write {what} below {root()}: {reason}; {cure} or set {VARIABLE} to another folder"
+        ) from error
+
+
+@contextmanager
+def locked(name: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the data set's lock, so that no two processes write it at once; ``waiting`` is called before a wait."""
+    import fcntl
+
+    with writing(f"the lock of {name}"):
+        root().mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(root() / f".{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # and the lock with it
+
+
+def write(name: str, examples: Examples, found: Hashes, source: str, verified: bool, official_order: bool) -> Manifest:
+    """Write a data set whole or not at all; to be called with its lock held."""
+    temporary = root() / f".{name}.tmp"
+    with writing(f"the data set {name}"):
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+        try:
+            temporary.mkdir(parents=True)
+            arrays: dict[str, Any] = {}
+            for file, field in _ARRAYS.items():
+                array = getattr(examples, field)
+                if array is not None:
+                    size = _save(temporary / f"{file}.npy", np.asarray(array))
+                    arrays[file] = {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": size}
+            manifest = {
+                "format": FORMAT,
+                "name": name,
+                "content_hash": found.content,
+                "order_hash": found.order,
+                "verified": verified,
+                "official_order": official_order,
+                "source": source,
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "rows": len(examples.y),
+                "classes": examples.num_classes,
+                "bytes": sum(array["bytes"] for array in arrays.values()),
+                "arrays": arrays,
+                **{key: list(getattr(examples, key)) for key in _NAMES},
+            }
+            _put(temporary / MANIFEST, [(json.dumps(manifest, indent=1) + "\n").encode()])
+            os.rename(temporary, folder(name))
+            fsync_folder(root())
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return manifest
+
+
+def manifest(name: str) -> Manifest:
+    """The manifest of a data set that is here."""
+    path = folder(name) / MANIFEST
+    try:
+        found = json.loads(path.read_bytes())
+        if found["format"] != FORMAT or found["name"] != name or not {"x", "y"} <= found["arrays"].keys():
+            raise ValueError("it is of another version or set")
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(name, f"its {MANIFEST} cannot be read: {error}") from None
+
+
+def load(name: str) -> Examples:
+    """A data set that is here, its arrays mapped into memory: x (N, ...), y (N,) int64; nothing is hashed again.
+
+    The maps are private: an array may be written to, and the file stays as it is.
+    """
+    known = manifest(name)
+    fields: dict[str, Any] = {key: tuple(known[key]) for key in _NAMES}
+    for file, expected in known["arrays"].items():
+        path = folder(name) / f"{file}.npy"
+        try:
+            if path.stat().st_size != expected["bytes"]:
+                raise ValueError(f"it has {path.stat().st_size} bytes instead of {expected['bytes']}")
+            array = np.load(path, mmap_mode="c", allow_pickle=False)
+            if list(array.shape) != expected["shape"] or array.dtype.str != expected["dtype"]:
+                raise ValueError(f"it is {array.dtype} of shape {array.shape}")
+        except (OSError, ValueError, EOFError) as error:
+            raise _damaged(name, f"{path.name}: {error}") from None
+        fields[_ARRAYS[file]] = array
+    return Examples(num_classes=known["classes"], **fields)
+
+
+def _damaged(name: str, reason: str) -> UserError:
+    return UserError(f"the data set in {folder(name)} is damaged ({reason}): remove that folder and import it again")
+
+
+def _save(path: Path, array: np.ndarray) -> int:
+    header: dict[str, Any] = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array[:1]))
+    header["shape"] = array.shape
+    rows = max(1, _CHUNK // max(1, array[:1].nbytes))
+    parts = (array[i : i + rows].tobytes() for i in range(0, len(array), rows))
+    return _put(path, parts, header)
+
+
+def _put(path: Path, parts: Any, header: dict[str, Any] | None = None) -> int:
+    """Write and fsync; the system's own errors come through, which NumPy's writer would hide."""
+    with path.open("wb") as file:
+        if header is not None:
+            np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()

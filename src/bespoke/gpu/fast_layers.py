@@ -1,0 +1,257 @@
+"""Layers that see all clients at once: under ``torch.func.vmap`` each is one kernel call, with its own gradient.
+
+A layer is called for one client, x (B, C, H, W). It is a function of stacked tensors, (K, B, C, H, W) with K = 1, and
+its vmap rule makes K larger; :mod:`bespoke.gpu.layer_kernels` does the work. Maps leave with channels last in
+memory, as the next layer wants them.
+
+A gradient is a second function with the same rule, since under ``vmap(grad(...))`` the backward pass is mapped too.
+It has no derivative itself.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from bespoke.errors import UserError
+from bespoke.gpu.step import has_triton, map_lanes
+
+NO_SECOND = "this method takes second derivatives, which the fast layers do not have: use precision fp32"
+_LARGEST_GROUP = 1 << 14  # numbers
+_OPERANDS = {"tf32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Conv(NamedTuple):
+    """What a convolution is beside its tensors; ``pooled``: with bias, leaky ReLU and 2x2 max-pool (a stage)."""
+
+    stride: int
+    padding: int
+    pooled: bool
+    slope: float
+    operands: torch.dtype
+    result: torch.dtype
+
+
+class Norm(NamedTuple):
+    """What a normalisation is beside its tensors; ``adds`` a residual."""
+
+    groups: int
+    eps: float
+    relu: bool
+    adds: bool
+    operands: torch.dtype
+
+
+def kernels() -> Any:
+    """The module of kernels; imported when first needed, since Triton is there only where CUDA is."""
+    from bespoke.gpu import layer_kernels as module
+
+    return module
+
+
+def usable(x: Tensor, precision: str) -> bool:
+    """Whether the kernels can take x: on a CUDA device, or anywhere when Triton interprets."""
+    here = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return precision != "fp32" and here and x.dtype in (torch.float32, torch.bfloat16) and has_triton()
+
+
+def conv_stage(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: int, slope: float, precision: str, last: bool = False
+) -> Tensor:
+    """Convolution, leaky ReLU of ``slope`` >= 0 and 2x2 max-pool: x (B, C, H, W) -> (B, outputs, H', W').
+
+    The result has the precision's type, or float32 if it is the ``last`` before a linear layer.
+    """
+    dtype = _OPERANDS[precision]
+    conv = Conv(1, padding, True, slope, dtype, torch.float32 if last else dtype)
+    return _Convolution.apply(x[None], weight[None], bias[None], conv)[0].squeeze(0)
+
+
+def conv2d(x: Tensor, weight: Tensor, stride: int, padding: int, precision: str) -> Tensor:
+    """Convolution without bias: x (B, C, H, W) -> (B, outputs, H', W') in the precision's type."""
+    dtype = _OPERANDS[precision]
+    conv = Conv(stride, padding, False, 0.0, dtype, dtype)
+    return _Convolution.apply(x[None], weight[None], None, conv)[0].squeeze(0)
+
+
+def norm(
+    x: Tensor,
+    residual: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    eps: float,
+    relu: bool,
+    precision: str,
+) -> Tensor:
+    """GroupNorm with scale and shift (C,) [plus ``residual``] [then ReLU]: x (B, C, H, W) -> the same shape."""
+    adds = residual is not None
+    norm = Norm(groups, eps, relu, adds, _OPERANDS[precision])
+    added = residual[None] if residual is not None else None
+    return _Norm.apply(x[None], added, scale[None], shift[None], norm)[0].squeeze(0)
+
+
+def norm_fits(x: Tensor, groups: int) -> bool:
+    """Whether one group of one image of x (B, C, H, W) is small enough for the kernels, which hold it at once."""
+    return x[0].numel() // groups <= _LARGEST_GROUP
+
+
+# --- between one client and many ----------------------------------------------------------------------------
+
+
+def _absent(like: Tensor) -> Tensor:
+    """In place of an output that is not there: a rule has to give a tensor with a client axis."""
+    return like.new_empty((len(like), 0))
+
+
+def _channels_second(maps: Tensor) -> Tensor:
+    """(K, B, H, W, C) -> the view (K, B, C, H, W)."""
+    return maps.permute(0, 1, 4, 2, 3)
+
+
+def _channels_last(maps: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K, B, C, H, W) -> (K, B, H, W, C) in one piece, of type ``dtype``; a view where it is so already."""
+    last = maps.permute(0, 1, 3, 4, 2)
+    return last if last.dtype == dtype and last.is_contiguous() else last.to(dtype).contiguous()
+
+
+# --- convolution --------------------------------------------------------------------------------------------
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> tuple[Tensor, ...]:
+    """-> y (K, B, outputs, H', W'), and for the gradient: code, x as packed (absent if as given), packed weights."""
+    maps = kernels().pack_maps(x, conv.operands)
+    packed = kernels().pack_weight(weight, conv.operands)
+    y, code = kernels().forward(_given(maps, x), packed, bias, tuple(weight.shape[1:]), conv)
+    return _channels_second(y), _absent(y) if code is None else code, _absent(x) if maps is None else maps, packed
+
+
+def _given(maps: Tensor | None, x: Tensor) -> Tensor:
+    """The packed maps, or x itself, which then lies as a kernel wants it."""
+    return x.permute(0, 1, 3, 4, 2) if maps is None else maps
+
+
+def _convolve_back(
+    dy: Tensor, code: Tensor, x: Tensor, maps: Tensor, packed: Tensor, conv: Conv, weight: Any, wants_input: bool
+) -> tuple[Tensor, ...]:
+    """-> dx (absent if not wanted), dw, db (absent if not a stage); ``weight`` is the shape for one client."""
+    dy = _channels_last(dy, conv.operands)
+    maps = _given(maps if maps.dim() == 5 else None, x)
+    dw, db = kernels().weight_gradient(maps, dy, code if conv.pooled else None, weight, conv)
+    dx = _absent(dy)
+    if wants_input:
+        sides = tuple(x.shape[3:])
+        dx = _channels_second(
+            kernels().input_gradient(dy, code if conv.pooled else None, packed, weight, conv, sides, x.dtype)
+        )
+    return dx, dw, _absent(dy) if db is None else db
+
+
+class _Convolution(Function):
+    """(x, weight, bias or None, Conv) -> (y, code, maps, packed)."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _convolve(*inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        return map_lanes(_Convolution, info, in_dims, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, _, ctx.conv = inputs
+        _, code, maps, packed = output
+        ctx.weight = tuple(weight.shape[1:])
+        ctx.mark_non_differentiable(code, maps, packed)
+        ctx.set_materialize_grads(False)  # which would fill a tensor of zeros for each of the three
+        ctx.save_for_backward(code, x, maps, packed)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+        wants_input, _, wants_bias, _ = ctx.needs_input_grad
+        dx, dw, db = _ConvolutionGradient.apply(dy, *ctx.saved_tensors, ctx.conv, ctx.weight, wants_input)
+        return dx if wants_input else None, dw, db if wants_bias else None, None
+
+
+class _ConvolutionGradient(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _convolve_back(*inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        return map_lanes(_ConvolutionGradient, info, in_dims, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no second derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        raise UserError(NO_SECOND)
+
+
+# --- normalisation ------------------------------------------------------------------------------------------
+
+
+def _normalise(x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm) -> tuple[Tensor, ...]:
+    """-> y (K, B, C, H, W)."""
+    maps = _channels_last(x, norm.operands)
+    added = None if residual is None else _channels_last(residual, norm.operands)
+    return (_channels_second(kernels().norm(maps, added, scale, shift, norm.groups, norm.eps, norm.relu)),)
+
+
+def _normalise_back(
+    dy: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm
+) -> tuple[Tensor, ...]:
+    """-> dx, dresidual (absent without one), dscale, dshift."""
+    dy, maps = _channels_last(dy, norm.operands), _channels_last(x, norm.operands)
+    out = None if y is None else _channels_last(y, norm.operands)
+    dx, dresidual, dscale, dshift = kernels().norm_gradient(
+        dy, maps, out, scale, shift, norm.groups, norm.eps, norm.relu
+    )
+    added = _absent(dx) if dresidual is None else _channels_second(dresidual)
+    return _channels_second(dx).to(x.dtype), added, dscale, dshift
+
+
+class _Norm(Function):
+    """(x, residual or None, scale, shift, Norm) -> (y,)."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _normalise(*inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        return map_lanes(_Norm, info, in_dims, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, _, scale, shift, ctx.norm = inputs
+        ctx.save_for_backward(x, output[0] if ctx.norm.adds else None, scale, shift)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        dx, added, dscale, dshift = _NormGradient.apply(dy, *ctx.saved_tensors, ctx.norm)
+        return dx, added if ctx.norm.adds else None, dscale, dshift, None
+
+
+class _NormGradient(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return _normalise_back(*inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        return map_lanes(_NormGradient, info, in_dims, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no second derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        raise UserError(NO_SECOND)

@@ -1,0 +1,1 @@
+"""Mathematics that methods share: for one client, with fixed shapes and masks."""

@@ -1,0 +1,351 @@
+"""An experiment as frozen dataclasses, to and from TOML, with every mistake told in one sentence."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import numbers
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bespoke.algorithms import ALGORITHMS, load_plugins, method_class
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.settings import Training, allowed, problem
+from bespoke.data.settings import DataSettings
+from bespoke.errors import UserError
+from bespoke.models.settings import ModelSettings
+from bespoke.runs.federation import Evaluation
+
+_TABLES = {"data": DataSettings, "model": ModelSettings, "training": Training, "evaluation": Evaluation}
+_KNOWN = ("seed", *_TABLES, "algorithm")
+_FEDAVG = {"name": "fedavg"}
+_KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run's result: data, model, method, training, evaluation and seed.
+
+    ``algorithm`` is a method, or the name of one with its defaults.
+    """
+
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    algorithm: Algorithm | str = "fedavg"
+    training: Training = field(default_factory=Training)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    seed: int = 0
+    algorithm_name: str = ""  # set by itself
+
+    def __post_init__(self) -> None:
+        """Turn a name into a method, and check every table and what they mean together."""
+        name, method = self.algorithm_name, self.algorithm
+        if isinstance(method, str):
+            name, method = method, read_algorithm({"name": method}, "Experiment(algorithm=...)")
+        elif not isinstance(method, Algorithm):
+            raise UserError(f"Experiment(algorithm=...) takes a method or its name, not {method!r}")
+        object.__setattr__(self, "algorithm", _checked(method, type(method), "[algorithm]"))
+        object.__setattr__(self, "algorithm_name", name or name_of(method))
+        object.__setattr__(self, "seed", _seed(self.seed, "seed"))
+        for table, kind in _TABLES.items():
+            object.__setattr__(self, table, _checked(getattr(self, table), kind, f"[{table}]"))
+        if self.evaluation.patience and not (self.data.validation and self.evaluation.every):
+            raise UserError(
+                "[evaluation] patience stops early on validation accuracy: set [data] validation and "
+                "[evaluation] every as well"
+            )
+        if self.evaluation.select == "best_val" and not self.data.validation:
+            raise UserError('[evaluation] select = "best_val" needs validation rows: set [data] validation')
+
+    @property
+    def method(self) -> Algorithm:
+        """The method itself."""
+        assert isinstance(self.algorithm, Algorithm)  # __post_init__ has seen to it
+        return self.algorithm
+
+    def tables(self) -> dict[str, Any]:
+        """The experiment as plain values: what ``config.toml`` holds."""
+        return {
+            "seed": self.seed,
+            "data": dataclasses.asdict(self.data),
+            "model": dataclasses.asdict(self.model),
+            "algorithm": {"name": self.algorithm_name, **dataclasses.asdict(self.method)},
+            "training": dataclasses.asdict(self.training),
+            "evaluation": dataclasses.asdict(self.evaluation),
+        }
+
+    def toml(self) -> str:
+        """The experiment as TOML text."""
+        return to_toml(self.tables())
+
+    def hash(self) -> str:
+        """What makes two runs the same: data, model, algorithm, training without ``rounds``, and seed.
+
+        A run may be lengthened or moved to another device, not changed. Where the schedule runs over all
+        rounds, its length is part of the training.
+        """
+        tables = self.tables()
+        del tables["evaluation"], tables["training"]["rounds"]
+        if self.training.schedule != "constant":
+            tables["training"]["schedule_rounds"] = self.training.horizon()
+        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def experiments_folder() -> Path:
+    """The shipped experiments: inside the installed package, or at the root of a checkout."""
+    inside = Path(__file__).parents[1] / "experiments"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "experiments"
+
+
+def shipped() -> dict[str, Path]:
+    """The shipped experiments by name."""
+    root = experiments_folder()
+    paths = [p for p in sorted(root.rglob("*.toml")) if p.parent.name != "algorithms"]
+    return {p.relative_to(root).with_suffix("").as_posix(): p for p in paths}
+
+
+def find(name: str) -> Path:
+    """An experiment file by path, or by the name of a shipped one."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    named = shipped()
+    if name in named:
+        return named[name]
+    meant = [file for file in (f"{name}.toml", f"{name}/config.toml") if Path(file).is_file()]
+    hint = f" (did you mean {meant[0]!r}?)" if meant else _closest(name, named)
+    raise UserError(
+        f"there is no experiment file {name!r} and no shipped experiment of that name{hint}; "
+        f"shipped are {', '.join(named)}"
+    )
+
+
+def load(
+    name: str | Path, algorithm: str | None = None, overrides: Sequence[str] = (), seed: int | None = None
+) -> tuple[Experiment, str]:
+    """Read an experiment, and say where its method's settings come from.
+
+    With ``algorithm``, the file ``algorithms/NAME.toml`` beside the experiment gives that method's settings
+    (and what it changes in ``[training]``); without such a file the method's defaults hold.
+    ``overrides`` are ``table.key=value`` and win over both.
+    """
+    path = find(str(name))
+    tables, source = _parse(path), str(path)
+    _read_tables(tables, str(path))  # so that a mistake is blamed on the file, the preset or the override
+    preset = path.parent / "algorithms" / f"{algorithm}.toml"
+    if algorithm is not None and preset.is_file():
+        tables, source = tables | _preset(preset, algorithm, tables), str(preset)
+    elif algorithm is not None and algorithm != tables.get("algorithm", {}).get("name"):
+        read_algorithm({"name": algorithm}, "--algorithm")
+        tables, source = tables | {"algorithm": {"name": algorithm}}, "the method's defaults"
+    for override in overrides:
+        _override(tables, override)
+    if seed is not None:
+        tables["seed"] = _seed(seed, "--seed")
+    return from_tables(tables, str(path)), source
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not valid TOML: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables ``[algorithm]`` and ``[training]`` of an experiment as a method's own file changes them."""
+    extra = _parse(path)
+    _check_tables(extra, ("algorithm", "training"), str(path))
+    method = {"name": algorithm} | extra.get("algorithm", {})
+    if method["name"] != algorithm:
+        raise UserError(f"{path}: [algorithm] name must be that of the file, {algorithm!r}, not {method['name']!r}")
+    read_algorithm(method, f"{path}: [algorithm]")
+    training = _read_fields(extra.get("training", {}), Training, f"{path}: [training]")
+    return {"algorithm": method, "training": tables.get("training", {}) | training}
+
+
+def _override(tables: dict[str, Any], text: str) -> None:
+    where = f"--set {text}"
+    name, _, value = (part.strip() for part in text.partition("="))
+    table, _, key = name.partition(".")
+    if not value or "." in key:
+        raise UserError(f"{where}: write TABLE.KEY=VALUE, for example --set training.lr=0.1")
+    if name == "seed":
+        tables["seed"] = _seed(_value(value), where)
+        return
+    if name == "algorithm.name":
+        raise UserError(f"{where}: choose the method with --algorithm {value}")
+    if not key:
+        owners = [t for t, kind in _TABLES.items() if table in {f.name for f in dataclasses.fields(kind)}]
+        hint = f" (did you mean {owners[0]}.{table}?)" if owners else ""
+        raise UserError(f"{where}: name the table as well, as in training.lr=0.1{hint}")
+    _check_tables({table: {}}, _KNOWN[1:], where)
+    before = tables.get(table, _FEDAVG if table == "algorithm" else {})
+    kind = _TABLES[table] if table in _TABLES else method_class(before["name"])
+    parsed = _value(value)
+    if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
+        parsed = value  # digits may be a text
+    _read_fields({key: parsed}, kind, f"{where}: [{table}]")
+    tables[table] = before | {key: parsed}
+
+
+def _value(text: str) -> Any:
+    """A TOML value; a bare word is a text, and a number may begin or end with its point."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return float(text) if re.fullmatch(r"[+-]?(\d+\.|\.\d+)", text) else text
+
+
+def _check_tables(tables: dict[str, Any], known: Sequence[str], where: str) -> None:
+    for key, value in tables.items():
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}{_closest(key, known)}; allowed are {', '.join(known)}")
+        if key != "seed" and not isinstance(value, dict):
+            raise UserError(f"{where}: {key} must be a table, written [{key}]")
+
+
+def from_tables(tables: dict[str, Any], where: str, method: Algorithm | None = None) -> Experiment:
+    """Check plain values and make an experiment of them; ``where`` is named in every complaint.
+
+    ``method`` stands for a name that is not listed.
+    """
+    parts = _read_tables(tables, where, method)
+    try:
+        return Experiment(**parts)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _read_tables(tables: dict[str, Any], where: str, method: Algorithm | None = None) -> dict[str, Any]:
+    _check_tables(tables, _KNOWN, where)
+    parts = {
+        name: kind(**_read_fields(tables.get(name, {}), kind, f"{where}: [{name}]")) for name, kind in _TABLES.items()
+    }
+    table = tables.get("algorithm", _FEDAVG)
+    if method is None or table.get("name") in [None, *ALGORITHMS]:
+        method = read_algorithm(table, f"{where}: [algorithm]")
+    else:
+        fields = {k: v for k, v in table.items() if k != "name"}
+        method = dataclasses.replace(method, **_read_fields(fields, type(method), f"{where}: [algorithm]"))
+    seed = _seed(tables.get("seed", 0), f"{where}: seed")
+    return {**parts, "algorithm": method, "algorithm_name": table["name"], "seed": seed}
+
+
+def read_algorithm(table: dict[str, Any], where: str) -> Algorithm:
+    """A method from its name and fields."""
+    load_plugins()
+    if "name" not in table:
+        raise UserError(f"{where} needs a name, one of {', '.join(ALGORITHMS)}")
+    name = table["name"]
+    if name not in list(ALGORITHMS):
+        near = _closest(str(name), ALGORITHMS)
+        raise UserError(f"{where}: there is no method {name!r}{near}; allowed are {', '.join(ALGORITHMS)}")
+    kind = method_class(name)
+    fields = {k: v for k, v in table.items() if k != "name"}
+    return ALGORITHMS[name](**_read_fields(fields, kind, where))
+
+
+def name_of(method: Algorithm) -> str:
+    """The name under which a method is listed: of several, the one whose settings are nearest."""
+    names = [n for n in ALGORITHMS if method_class(n) is type(method)]
+    if not names:
+        return type(method).__name__.lower()
+    values = dataclasses.asdict(method)
+    return min(names, key=lambda n: sum(values[k] != v for k, v in dataclasses.asdict(ALGORITHMS[n]()).items()))
+
+
+def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    values = {}
+    for key, value in table.items():
+        if key not in fields:
+            names = ", ".join(fields) or "none: it takes no settings"
+            raise UserError(f"{where} has no key {key!r}{_closest(key, fields)}; allowed are {names}")
+        values[key] = _typed(value, hints[key], f"{where} {key}")
+        wrong = problem(fields[key], values[key])
+        if wrong:
+            raise UserError(f"{where} {key} {wrong}")
+    return values
+
+
+def _checked(settings: Any, kind: type[Any], where: str) -> Any:
+    """A table with every value in its field's own type, so that equal settings have equal hashes."""
+    if not isinstance(settings, kind):
+        raise UserError(f"{where} must be a {kind.__name__}, not {settings!r}")
+    fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(kind) if f.init}
+    return dataclasses.replace(settings, **_read_fields(fields, kind, where))
+
+
+def _seed(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+        raise UserError(f"{where} must be a whole number of at least 0, not {value!r}")
+    return int(value)
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    """A value of the field's type; a whole number may stand for a floating one, nothing else is converted."""
+    if kind in (int, float) and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return kind(value)
+    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)  # NumPy's numbers are numbers
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:  # tuple[T, ...]
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where} must be a list, not {value!r}")
+        return tuple(_typed(v, typing.get_args(kind)[0], where) for v in value)
+    if kind not in _KINDS:
+        raise UserError(
+            f"{where} is declared as {kind}: a setting is an int, float, str, bool or tuple[T, ...] of them"
+        )
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UserError(f"{where} must be {_KINDS[kind]}, not {value!r}")
+    return value
+
+
+def _closest(name: str, names: Any) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def to_toml(tables: dict[str, Any]) -> str:
+    """Plain values and one level of tables as TOML text."""
+    lines = [f"{k} = {_literal(v)}" for k, v in tables.items() if not isinstance(v, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(v) for v in value) + "]"
+    return repr(value)
+
+
+def describe(kind: type[Any]) -> list[tuple[str, Any, str]]:
+    """(key, default, meaning with allowed values) of each field of a table, for help pages."""
+    rows = []
+    for f in dataclasses.fields(kind):
+        rule = allowed(f)
+        doc = f.metadata.get("doc", "")
+        rows.append((f.name, f.default, f"{doc} ({rule})" if rule else doc))
+    return rows

@@ -1,0 +1,112 @@
+"""What comes out of a run: its records, its numbers, and a model for every client."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from bespoke.clients import ShardedClients, Simulated, processes
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import Data, FederatedData
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+from bespoke.errors import UserError
+from bespoke.files import write_atomic
+from bespoke.records import RunFolder
+from bespoke.report.summary import summarise
+from bespoke.runs.experiment import Experiment
+from bespoke.runs.federation import Federation
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """One client's own model."""
+
+    algorithm: Algorithm
+    task: Task
+    personal: Tree
+    pool: FederatedData
+    client: int
+
+    def logits(self, x: Any) -> Tensor:
+        """Logits (B, C) for examples x (B, ...) in the form the client's own data has."""
+        with torch.no_grad():
+            examples = ready(self.pool, self.task, torch.as_tensor(x), self.client)
+            out = self.algorithm.predict(self.task, self.personal, examples)
+        return next(iter(out.values())) if isinstance(out, dict) else out
+
+    def predict(self, x: Any) -> Tensor:
+        """The predicted classes (B,) for examples x (B, ...)."""
+        return self.logits(x).argmax(dim=-1)
+
+
+def ready(pool: FederatedData, task: Task, x: Tensor, client: int = 0) -> Tensor:
+    """Raw examples x (B, ...) as a client's model takes them: transformed, in its type, on its device."""
+    rows = torch.arange(len(x), device=task.device)
+    extra = tree.map(lambda t: t[client].to(task.device), pool.extra)
+    data = Data(x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform)
+    return replace(data, dtype=task.dtype).gather(rows, rng.key(0, task.device), train=False)[0]
+
+
+@dataclass
+class Run:
+    """A finished (or interrupted) run: its records, and its models on request."""
+
+    experiment: Experiment
+    folder: RunFolder
+    federation: Federation
+    server: Tree
+    pool: FederatedData
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the run, derived from its records: see ``bespoke.report.summarise``."""
+        return summarise(self.folder)
+
+    @property
+    def accuracy(self) -> float:
+        """Pooled test accuracy of the headline view, last round, all clients of the training population."""
+        headline = self.summary["views"].get(self.summary["headline"], {"last": {}})
+        value = headline["last"].get("all", {}).get("pooled")
+        if value is None:
+            raise UserError("there is no accuracy: no client was evaluated on test rows of its own")
+        return float(value)
+
+    @cached_property
+    def models(self) -> dict[str, PersonalModel]:
+        """The personal model of every client by name, new clients included; made when first asked for.
+
+        In a run of several processes all of them have to ask, and each is given all models.
+        """
+        everyone = range(self.pool.total_clients)
+        algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.clients
+        assert isinstance(clients, Simulated | ShardedClients)  # only a simulation may look at its clients
+        shared, own = self.federation.down(self.server, everyone)
+        rounds = self.folder.rounds()
+        last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit
+        trees = clients.personal(last, everyone, shared, own)
+        return {
+            name: PersonalModel(algorithm, task, personal, self.pool, i)
+            for i, (name, personal) in enumerate(zip(self.pool.names, trees, strict=True))
+        }
+
+    def save_models(self) -> Path:
+        """Write every personal model as ``models/NAME.safetensors`` in the run's folder.
+
+        What a file's name cannot hold, such as a slash, is written as in an address on the web.
+        """
+        models, folder = self.models, self.folder.path / "models"
+        if not processes.first():
+            return folder
+        RunFolder.create(folder)
+        for name, model in models.items():
+            flat = {n: t.cpu().contiguous().clone() for n, t in tree.flatten(model.personal).items()}
+            write_atomic(folder / f"{quote(name, safe=' ')}.safetensors", safetensors.torch.save(flat))
+        return folder

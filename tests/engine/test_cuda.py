@@ -1,0 +1,178 @@
+"""The contract on a CUDA device, where there is one: `make test` on a machine without one reports these as skipped."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import final
+
+import pytest
+import torch
+from small_runs import last_tensors
+
+from bespoke import contract
+from bespoke.algorithms import ALGORITHMS
+from bespoke.algorithms.ditto import Ditto
+from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.pfedfda import PFedFDA
+from bespoke.algorithms.pfedvmp import PFedVMP
+from bespoke.clients import BatchedClients
+from bespoke.clients.simulated import Call
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import FederatedData, Rows
+from bespoke.core.settings import Training
+from bespoke.models import ModelSettings, build_task
+from bespoke.records import RunFolder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_contract_on_cuda(name):
+    assert contract.check_method(ALGORITHMS[name](), device="cuda", tolerance=1e-8) == list(contract.CHECKS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_cuda_equals_the_cpu(name):
+    method = ALGORITHMS[name]()
+    cpu, cuda = (contract.trial(contract.Subject(method, device)) for device in ("cpu", "cuda"))
+    for here, there in zip(cpu.evaluated, cuda.evaluated, strict=True):
+        assert here[:5] == there[:5] and abs(here.loss_sum - there.loss_sum) < 1e-6
+
+
+def test_integers_and_uniforms_are_equal_to_the_bit():
+    counters = torch.arange(10_000)
+    here, there = rng.key(2**40 + 3), rng.key(2**40 + 3, "cuda")
+    assert torch.equal(rng.bits(here, counters), rng.bits(there, counters.cuda()).cpu())
+    assert torch.equal(rng.uniform(here, (1000,)), rng.uniform(there, (1000,)).cpu())
+    assert torch.equal(rng.shuffle(here, 999, 700), rng.shuffle(there, 999, 700).cpu())
+    assert torch.allclose(rng.normal(here, (1000,)), rng.normal(there, (1000,)).cpu(), rtol=0, atol=1e-6)
+
+
+# --- recorded graphs --------------------------------------------------------------------------------------------
+
+GROWING = (40, 44, 48, 52, 56, 60, 20, 9)  # cohorts whose largest client grows within one recorded shape
+
+
+def small_pool():
+    total = 2 * sum(GROWING)
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (total, 3, 16, 16), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, 4, (total,), generator=draw)
+    rows = list(torch.arange(total).split([n for n in GROWING for _ in range(2)]))
+    none = Rows.of([[]] * len(GROWING))
+    return FederatedData(x, y, Rows.of(rows[::2]), Rows.of(rows[1::2]), none, 4, len(GROWING), tuple("abcdefgh"))
+
+
+COHORTS = ([6, 0], [6, 1], [7, 2, 6], [7, 3, 6], [0, 1, 4, 5], [2, 3, 4, 5], [5, 6], [5, 6])
+
+
+def played(method, precision="fp32", **options):
+    """Server, counts and clients after a round for each cohort and two evaluations."""
+    task = build_task(ModelSettings("cnn", width=8, hidden=16), (3, 16, 16), 4, "cuda", precision=precision)
+    params = task.init(rng.key(0))
+    training = Training(rounds=8, epochs=2, batch=8, lr=0.05, momentum=0.5, weight_decay=1e-3)
+    clients = BatchedClients(method, task, params, small_pool(), training, seed=3, **options)
+    server, breaks = method.server_init(task, params, len(GROWING), rng.key(1, "cuda")), 0
+    for round, cohort in enumerate(COHORTS, 1):
+        own = method.tailor(server, torch.tensor(cohort, device="cuda"))
+        trained = clients.train(round, cohort, method.broadcast(server), own)
+        assert not trained.refused
+        breaks += trained.host_breaks
+        server = method.aggregate(task, server, trained.uploads, rng.key(round, "cuda"))
+    everyone = list(range(len(GROWING)))
+    own = method.tailor(server, torch.tensor(everyone, device="cuda"))
+    counts = [clients.evaluate(9, everyone, method.broadcast(server), own) for _ in range(3)]
+    return server, counts, clients, breaks
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", [FedAvg(), Ditto(), PFedFDA(), PFedVMP(xi=1.0)], ids=lambda m: type(m).__name__)
+def test_recorded_equals_eager_to_the_bit(method, precision):
+    eager, eager_counts, _, _ = played(method, precision, graphs=False)
+    server, counts, clients, _ = played(method, precision)
+    assert clients.notes == []
+    assert len(clients.runner._plans) > 0
+    seconds = clients.runner.timings()
+    assert {"recording", "steps", "update"} < seconds.keys() and min(seconds.values()) > 0
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(eager), tree.leaves(server), strict=True))
+    assert counts == eager_counts
+
+
+def test_a_host_function_breaks_the_recording_and_is_counted():
+    method = PFedFDA(repair=True)
+    eager, *_ = played(method, graphs=False)
+    server, _, clients, breaks = played(method)
+    assert clients.notes == [] and breaks == len(COHORTS)
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(eager), tree.leaves(server), strict=True))
+
+
+@final
+@dataclass(frozen=True)
+class Decomposing(Algorithm):
+    """Uses an operation that cannot be recorded, and says nothing of it."""
+
+    def client_update(self, local, state, down):
+        model = local.sgd(local.task.loss, down["model"])
+        spread = torch.linalg.eigvalsh(torch.outer(model["head.bias"], model["head.bias"]))
+        local.log(spread=spread.sum())
+        return state, {"model": model}
+
+    def personalize(self, local, state, down):
+        return down["model"]
+
+
+def test_what_cannot_be_recorded_runs_eagerly_with_a_note():
+    eager, *_ = played(Decomposing(), graphs=False)
+    server, _, clients, _ = played(Decomposing())
+    assert len(clients.notes) == 1 and "update runs without a recorded graph" in clients.notes[0]
+    assert clients.mappable
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(eager), tree.leaves(server), strict=True))
+    after, *_ = played(FedAvg())  # a spoilt recording leaves nothing behind
+    again, *_ = played(FedAvg(), graphs=False)
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(after), tree.leaves(again), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("method", [FedAvg(), PFedFDA()], ids=["fedavg", "pfedfda"])
+def test_clients_work_without_waiting_for_the_device(method):
+    server, _, clients, _ = played(method)
+    call = Call(clients._update, [5, 6], rng.TRAIN, 9, method.broadcast(server), {})
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        clients._work(call)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+TWO = """
+import sys
+import bespoke
+experiment = bespoke.Experiment(
+    data=bespoke.DataSettings(name="digits", partition="dirichlet", alpha=0.3, clients=8),
+    model=bespoke.ModelSettings(name="cnn"),
+    algorithm=bespoke.FedRep(head_epochs=1),
+    training=bespoke.Training(rounds=3, lr=0.05, rate=0.5),
+)
+bespoke.run(experiment, sys.argv[1], device="cuda", backend="loop", precision="fp32")
+"""
+
+
+def test_two_processes_gather_over_nccl(tmp_path):
+    """Two processes that share a GPU: NCCL lets them if they call themselves two machines."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
+    runs = {"one": [{}], "two": [{"WORLD_SIZE": "2", "RANK": r, "NCCL_HOSTID": r} | common for r in "01"]}
+    for name, processes in runs.items():
+        call = [sys.executable, "-c", TWO, str(tmp_path / name)]
+        started = [subprocess.Popen(call, env=os.environ | env) for env in processes]
+        assert [process.wait(timeout=200) for process in started] == [0] * len(started)
+    one, two = (last_tensors(tmp_path / name) for name in runs)
+    assert one.keys() == two.keys() and all(torch.allclose(one[k], two[k], rtol=0, atol=1e-6) for k in one)
+    counts = [[(r["client"], r["correct"]) for r in RunFolder(tmp_path / name).clients()] for name in runs]
+    assert counts[0] == counts[1] and len(counts[0]) == 8

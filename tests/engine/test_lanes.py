@@ -1,0 +1,169 @@
+"""Lanes: what a finished client's place does, how many are computed, and what happens when memory runs out."""
+
+import functools
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import final
+
+import pytest
+import torch
+from torch import nn
+
+from bespoke.algorithms.ditto import Ditto
+from bespoke.algorithms.fedavg import FedAvg
+from bespoke.clients import BatchedClients, SequentialClients
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import FederatedData, Rows
+from bespoke.core.settings import Training
+from bespoke.core.task import Task
+from bespoke.engine.graphs import _slots
+from bespoke.engine.lanes import Eager, Job
+from bespoke.engine.scan import Fold
+
+SIZES = (13, 4, 7, 4, 1, 22)
+EVERYONE = list(range(len(SIZES)))
+
+
+@functools.cache
+def task():
+    return Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)), "2", 3, dtype=torch.float64)
+
+
+@functools.cache
+def pool():
+    total = sum(SIZES)
+    x, y = rng.normal(rng.key(1), (total, 3), torch.float64), (rng.uniform(rng.key(2), (total,)) * 3).long()
+    ends = [0, *torch.tensor(SIZES).cumsum(0).tolist()]
+    train, none = Rows.of([list(range(a, b)) for a, b in pairwise(ends)]), Rows.of([[]] * len(SIZES))
+    return FederatedData(x, y, train, none, none, 3, len(SIZES), tuple("abcdef"))
+
+
+def trained(backend, method, training, slots=None):
+    params = task().init(rng.key(3))
+    clients = backend(method, task(), params, pool(), training, seed=5)
+    if slots:
+        clients.similar, clients.runner = 0.0, Eager(slots)
+    out = clients.train(1, EVERYONE, {"model": params}, {})
+    assert not clients.notes and not out.refused
+    return out
+
+
+def gap(a, b):
+    pairs = zip(tree.leaves(a.uploads.tree), tree.leaves(b.uploads.tree), strict=True)
+    return max(float((x - y).abs().max()) for x, y in pairs)
+
+
+@final
+@dataclass(frozen=True)
+class Counted(Algorithm):
+    """A loop of its own that takes two batches a step, stops early, and returns its names in another order."""
+
+    def client_update(self, local, state, down):
+        def step(carry, batches, scale):
+            seen = sum((b.x.sum(dim=1) * b.mask).sum() for b in batches)
+            return {"steps": carry["steps"] + 1.0, "sum": carry["sum"] * scale + seen}
+
+        zero = torch.zeros((), dtype=torch.float64)
+        last = local.scan(step, {"sum": zero, "steps": zero}, down["scale"], epochs=3, limit=local.n // 2, per_step=2)
+        return state, last
+
+    def personalize(self, local, state, down):
+        return {}
+
+
+SLOTS = {"exact": None, "all": lambda active, lanes: lanes, "recorded": _slots}
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize(
+    "training",
+    [
+        Training(batch=4, epochs=3, lr=0.1, momentum=0.9, weight_decay=0.01),
+        Training(batch=4, epochs=2, lr=0.1, optimizer="adam", clip=0.5),
+        Training(batch=3, steps=7, lr=0.1, last_batch="drop"),
+    ],
+    ids=["sgd", "adam", "steps"],
+)
+@pytest.mark.parametrize("method", [FedAvg(), Ditto()], ids=["fedavg", "ditto"])
+def test_idle_lanes_change_nothing(method, training, slots):
+    assert (
+        gap(trained(SequentialClients, method, training), trained(BatchedClients, method, training, SLOTS[slots]))
+        < 1e-12
+    )
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+def test_a_loop_of_ones_own_in_lanes(slots):
+    outs = []
+    for backend, chosen in ((SequentialClients, None), (BatchedClients, SLOTS[slots])):
+        clients = backend(Counted(), task(), task().init(rng.key(3)), pool(), Training(batch=4), seed=5)
+        if chosen:
+            clients.similar, clients.runner = 0.0, Eager(chosen)
+        outs.append(clients.train(1, EVERYONE, {"scale": torch.tensor(0.5, dtype=torch.float64)}, {}))
+        assert not clients.notes
+    steps = [min(-(-3 * -(-n // min(4, n)) // 2), n // 2) for n in SIZES]
+    assert outs[0].uploads.tree["steps"].tolist() == outs[1].uploads.tree["steps"].tolist() == steps
+    assert gap(*outs) < 1e-12
+
+
+def test_a_lane_is_dropped_when_its_client_has_finished():
+    job = Job(None, [torch.zeros(4)], [], [], lambda n: n, lambda n: 4 * n - 1, rows=4, timed=0, most=9)
+    runner = Eager()
+    assert runner.schedule(job, [3, 2, 1, 1]) == [(0, 4, 4), (1, 2, 2), (2, 1, 1)]
+    assert (runner.computed, runner.seen) == (4 * 7, 4 * 7 - 4)
+    assert [lanes for _, _, lanes in Eager(lambda active, lanes: lanes).schedule(job, [3, 2, 1, 1])] == [4, 4, 4]
+    assert [_slots(active, 30) for active in (30, 29, 28, 5, 3, 2, 1)] == [30, 30, 28, 8, 4, 2, 1]
+
+
+def test_cohorts_of_all_sizes_share_few_numbers_of_lanes():
+    """A block is padded with idle lanes; of these a step runs as many as make its number one that is recorded."""
+    ran = {}
+    for clients in range(3, 33):
+        job = Job(None, [torch.zeros(32)], [], [], lambda n: n, lambda n: n, rows=1, timed=0, most=9)
+        ran[clients] = [lanes for _, _, lanes in Eager(_slots).schedule(job, [2] + [1] * (clients - 1))]
+    assert ran[30] == [32, 1] and ran[21] == [24, 1] and ran[3] == [4, 1]
+    assert {lanes for plan in ran.values() for lanes in plan} == {1, *range(4, 33, 4)}
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("per_step", [1, 2])
+@pytest.mark.parametrize("steps", [None, 5])
+def test_rows_seen_are_those_of_the_batches(drop, per_step, steps):
+    fold = Fold(None, None, (), 3, steps, None, per_step, 0, 4, drop)
+    for n in (1, 3, 4, 7, 13, 16):
+        size = min(4, n)
+        in_pass = n // size if drop else -(-n // size)
+        sizes = [min(size, n - i * size) for i in range(in_pass)]
+        calls = steps if steps else -(-3 * in_pass // per_step)
+        assert fold.calls(n) == calls
+        assert fold.seen(n) == sum(sizes[i % in_pass] for i in range(calls * per_step))
+        assert fold.passes(n) * in_pass >= calls * per_step
+
+
+def test_fewer_clients_at_once_when_memory_runs_out():
+    class Small(BatchedClients):
+        def _block(self, call):
+            if len(call.clients) > 2:
+                raise torch.OutOfMemoryError("not enough")
+            return super()._block(call)
+
+    training = Training(batch=4, lr=0.1)
+    params = task().init(rng.key(3))
+    clients = Small(FedAvg(), task(), params, pool(), training, seed=5)
+    clients.similar = 0.0
+    out = clients.train(1, EVERYONE, {"model": params}, {})
+    assert clients.chunk == 1 or clients.chunk == 2
+    assert clients.notes == [f"memory ran out: at most {n} clients run at once" for n in (3, 1)]
+    assert gap(out, trained(SequentialClients, FedAvg(), training)) < 1e-12
+
+
+def test_memory_that_is_too_small_for_one_client_is_an_error():
+    class Tiny(BatchedClients):
+        def _block(self, call):
+            raise torch.OutOfMemoryError("not enough")
+
+    params = task().init(rng.key(3))
+    clients = Tiny(FedAvg(), task(), params, pool(), Training(batch=4), seed=5)
+    with pytest.raises(torch.OutOfMemoryError):
+        clients.train(1, EVERYONE, {"model": params}, {})

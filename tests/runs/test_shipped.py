@@ -1,0 +1,177 @@
+"""What is shipped: the experiments, the wheel that holds them, and the demonstration."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from small_runs import command
+
+import bespoke
+from bespoke.cli import demo
+from bespoke.runs import federation
+from bespoke.runs.experiment import experiments_folder, from_tables, load, shipped
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    path.relative_to(experiments_folder()).as_posix(): path for path in sorted(experiments_folder().rglob("*.toml"))
+}
+PRESETS = [name for name, path in FILES.items() if path.parent.name == "algorithms"]
+
+
+# --- experiments --------------------------------------------------------------------------------------------------
+
+
+def test_the_checkouts_own_folder_is_found():
+    assert experiments_folder() == ROOT / "experiments"
+    assert FILES
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+def test_every_experiment_loads_by_name_and_by_path_and_survives_the_round_trip(name):
+    loaded, source = load(name)
+    assert source == str(FILES[f"{name}.toml"])
+    assert load(FILES[f"{name}.toml"])[0] == loaded
+    assert from_tables(tomllib.loads(loaded.toml()), "copy") == loaded
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+def test_every_experiment_says_what_it_is(name):
+    first = FILES[f"{name}.toml"].read_text().splitlines()[0]
+    assert first.startswith("# ") and len(first) > 20
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+@pytest.mark.parametrize("algorithm", list(bespoke.ALGORITHMS))
+def test_every_experiment_takes_every_method(name, algorithm):
+    loaded, source = load(name, algorithm)
+    assert loaded.algorithm_name == algorithm
+    path = FILES[f"{name}.toml"]
+    preset = path.parent / "algorithms" / f"{algorithm}.toml"
+    own = load(name)[0].algorithm_name == algorithm
+    assert source == (str(preset) if preset.is_file() else str(path) if own else "the method's defaults")
+
+
+def test_presets_belong_to_a_method():
+    assert all(Path(name).stem in bespoke.ALGORITHMS for name in PRESETS)
+
+
+# --- the wheel ----------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_the_experiments_and_they_are_found_there(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    inside = tmp_path / "site" / "bespoke" / "experiments"
+    assert {p.relative_to(inside).as_posix() for p in inside.rglob("*.toml")} == set(FILES)
+    assert (tmp_path / "site" / "bespoke" / "py.typed").exists() == (ROOT / "src" / "bespoke" / "py.typed").exists()
+    script = "import bespoke.runs.experiment as e, json; print(json.dumps({k: str(v) for k, v in e.shipped().items()}))"
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {name: str(inside / f"{name}.toml") for name in shipped()}
+
+
+# --- the demonstration --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The demonstration with a small model and two rounds."""
+
+    def shortened(name, algorithm):
+        loaded, source = load(name, algorithm, ["model.name=linear", "training.rounds=2", "training.epochs=1"])
+        return loaded, source
+
+    monkeypatch.setattr(demo, "load", shortened)
+
+
+def mean_of(folder):
+    return 100 * bespoke.summarise(folder)["views"]["personal"]["last"]["all"]["mean"]
+
+
+def test_the_demonstration_compares_five_methods_and_says_what_it_shows(short, tmp_path):
+    done = command("demo", "--out", tmp_path / "demo")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0] == "Test accuracy, last round"
+    assert [line.split()[0] for line in lines[2:7]] == list(demo.METHODS)
+    assert demo.METHODS == ("local", "fedavg", "fedavg_ft", "ditto", "fedrep")
+    chart = tmp_path / "demo" / "demo.png"
+    assert lines[-1] == f"chart: {chart}" and chart.read_bytes().startswith(b"\x89PNG")
+    means = {name: mean_of(tmp_path / "demo" / name) for name in demo.METHODS}
+    best = max(means, key=means.get)
+    for number in (means["fedavg"], means["local"], means[best]):
+        assert f"{number:.1f} %" in lines[-2]
+    assert lines[-2].endswith(f"({best}).")
+    assert [line.partition(":")[0] for line in done.err.splitlines() if "round 2/2" in line] == list(demo.METHODS)
+
+
+def test_the_demonstration_in_the_same_folder_shows_what_is_there(short, tmp_path):
+    first = command("demo", "--out", tmp_path, "--quiet")
+    assert first.code == 0 and first.err == ""
+    again = command("demo", "--out", tmp_path, "--quiet")
+    assert (again.out, again.err, again.code) == (first.out, "", 0)
+
+
+def test_the_demonstration_is_the_shipped_experiment():
+    loaded, _ = load("demo")
+    assert (loaded.data.name, loaded.data.clients, loaded.data.partition, loaded.data.alpha) == (
+        "digits",
+        20,
+        "dirichlet",
+        0.3,
+    )
+
+
+def test_ctrl_c_in_the_demonstration_says_how_to_go_on(short, tmp_path, monkeypatch):
+    plain = federation.Federation._cohort
+    rounds = []
+
+    def cohort(self, round):
+        rounds.append(round)
+        if len(rounds) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return plain(self, round)
+
+    monkeypatch.setattr(federation.Federation, "_cohort", cohort)
+    done = command("demo", "--out", tmp_path / "demo")
+    assert done.code == 130 and done.out == ""
+    assert done.err.splitlines()[-1] == f"stopped; go on with: bespoke demo --out {tmp_path / 'demo'}"
+    assert len(rounds) == 3
+    assert command("demo", "--out", tmp_path / "demo").code == 0
+
+
+def test_the_lesson_is_made_of_the_tables_own_numbers(short, tmp_path):
+    assert command("demo", "--out", tmp_path, "--quiet").code == 0
+    table = bespoke.compare([tmp_path / name for name in demo.METHODS])
+
+    def with_means(**means):
+        rows = [dataclasses.replace(r, mean=r.mean._replace(mean=means.get(r.label, 0.1))) for r in table.rows]
+        return demo.lesson(dataclasses.replace(table, rows=tuple(rows)))
+
+    found = with_means(fedavg=0.701, local=0.655, ditto=0.912)
+    for part in ("70.1 %", "65.5 %", "91.2 % (ditto)"):
+        assert part in found
+    assert "was not beaten" in with_means(fedavg=0.95, local=0.2) and "95.0 %" in with_means(fedavg=0.95)
+
+
+@pytest.mark.slow
+def test_the_whole_demonstration_shows_that_personal_models_help(tmp_path):
+    done = command("demo", "--out", tmp_path)
+    assert done.code == 0, done.err
+    means = {name: mean_of(tmp_path / name) for name in demo.METHODS}
+    assert max(means["fedavg_ft"], means["ditto"], means["fedrep"]) > max(means["fedavg"], means["local"]) + 5
+    assert "a model for each client that learns from the others reaches" in done.out
