@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.models import ModelSettings, build_task
 from bespoke.runs.api import BACKENDS, pick_backend, pick_device, pick_precision
-from bespoke.runs.federation import Evaluation, Federation
+from bespoke.runs.federation import Federation
 
 MODEL = ModelSettings(name="pfedvmp_cnn", norm="group")
 TRAINING = Training(rounds=1000, epochs=2, batch=50, lr=0.01, momentum=0.5)
@@ -58,41 +58,23 @@ def images(clients: int, fewest: int, most: int) -> FederatedData:
     )
 
 
-class Memory:
-    """The records of a run, kept in memory: the last line of each kind."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, Any] = {}
-
-    def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        self.last[name] = rows[-1]
-
-    def clients(self) -> Iterable[dict[str, Any]]:
-        return []
-
-
 class Runs:
     """One method's federation, a round at a time."""
 
     def __init__(self, name: str, task: Task, params: Tree, pool: FederatedData) -> None:
-        method, everyone = ALGORITHMS[name](), pool.num_clients
+        method = ALGORITHMS[name]()
         backend = BACKENDS[pick_backend("auto", task.device)]
         self.clients = backend(method, task, params, pool, TRAINING, seed=0)
-        self.federation = Federation(
-            method, task, params, self.clients, everyone, everyone, TRAINING, Evaluation(), seed=0
-        )
-        self.server = self.federation.start()
-        self.records, self.rounds = Memory(), 0
+        self.federation = Federation.simulated(self.clients, seed=0)
+        self.rounds = self.federation.rounds()
 
     def round(self) -> None:
         """Train everyone and aggregate."""
-        self.rounds += 1
-        self.server = self.federation.run(self.records, self.server, self.rounds, stop=lambda: True)
+        self.last = next(self.rounds)
 
     def evaluate(self) -> None:
         """Personalise and count, for everyone."""
-        everyone = range(self.federation.num_clients)
-        self.clients.evaluate(self.rounds, everyone, *self.federation.down(self.server, everyone))
+        self.federation.evaluate(self.last)
 
 
 def seconds(work: Callable[[], None]) -> float:

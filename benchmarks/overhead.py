@@ -22,6 +22,7 @@ from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.data import DataSettings, federate_data
 from bespoke.models import ModelSettings, build_module, build_task
+from bespoke.runs.federation import Federation
 
 REPEATS = 9
 
@@ -65,14 +66,12 @@ def measure(
     task = build_task(model, shape, pool.num_classes)
     params = task.init(rng.key(0))
     method = ALGORITHMS["fedavg"]()
-    everyone = list(range(pool.num_clients))
 
     def round_of(backend: type[Simulated]) -> Callable[[], None]:
-        clients = backend(method, task, params, pool, training, seed=0)
+        federation = Federation.simulated(backend(method, task, params, pool, training, seed=0), seed=0)
 
         def ours() -> None:
-            trained = clients.train(1, everyone, {"model": params}, {})
-            method.aggregate(task, {"model": params}, trained.uploads, rng.key(0))
+            next(federation.rounds({"model": params}))
 
         return ours
 

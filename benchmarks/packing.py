@@ -22,7 +22,7 @@ from bespoke.core.data import blocks
 from bespoke.core.settings import Training
 from bespoke.data import partitioned
 from bespoke.engine import graphs
-from bespoke.engine.lanes import Eager
+from bespoke.engine.lanes import schedule
 from bespoke.engine.scan import per_pass
 from bespoke.models import ModelSettings, build_task
 from bespoke.runs.experiment import load
@@ -62,13 +62,13 @@ def steps_of_run(unit: int) -> Counter[int]:
         cohort = everyone if training.full_last and round == training.rounds else cohort
         for block in blocks([sizes[c] for c in cohort], BatchedClients.chunk, similar=0.0):
             job = SimpleNamespace(
-                calls=lambda n: training.epochs * per_pass(n, training.batch, drop),
+                num_steps=lambda n: training.epochs * per_pass(n, training.batch, drop),
                 carry=[range(graphs._up(len(block), graphs.PLAN_LANES))],
                 rows=0,
-                seen=lambda n: 0,
+                rows_seen=lambda n: 0,
             )
-            plan = Eager(graphs._slots).schedule(job, [sizes[cohort[i]] for i in block])  # type: ignore[arg-type]
-            counts.update(lanes for _, _, lanes in plan)
+            plan = schedule(job, [sizes[cohort[i]] for i in block], graphs._slots)  # type: ignore[arg-type]
+            counts.update(lanes for _, _, lanes in plan.steps)
     graphs.STEP_LANES = used
     return counts
 

@@ -27,7 +27,8 @@ from bespoke.core.tree import Tree
 from bespoke.models import ModelSettings, build_task
 from bespoke.records import RunFolder
 from bespoke.runs import checkpoint
-from bespoke.runs.federation import Evaluation, Federation
+from bespoke.runs.federation import Federation
+from bespoke.runs.recording import recorded
 
 COHORT, ROUNDS, CHECKPOINT_EVERY = 50, 40, 10
 INPUTS, FEATURES, CLASSES = 256, 512, 10
@@ -67,11 +68,9 @@ class Population:
         params, method = task.init(rng.key(0)), ALGORITHMS["fedper"]()
         training = Training(rounds=10**6, batch=10, lr=0.05, rate=COHORT / self.clients)
         simulated = BatchedClients(method, task, params, data, training, seed=0, states="disk")
-        self.federation = Federation(
-            method, task, params, simulated, self.clients, self.clients, training, Evaluation(), seed=0
-        )
+        self.federation = Federation.simulated(simulated, seed=0)
         self.server: Tree = self.federation.start()
-        self.store = simulated.store
+        self.simulated, self.store = simulated, simulated.store
         self.store.open(self.folder.path)
         for ids in torch.arange(self.clients).split(1000):
             state = simulated.stored(ids.tolist(), mapped=True)
@@ -86,7 +85,7 @@ class Population:
     def round(self, number: int) -> None:
         """One round, from the draw of the cohort to its record; then a checkpoint, where one is due."""
         begin, busy = time.perf_counter(), time.process_time()
-        self.server = self.federation.run(self.folder, self.server, first=number, stop=lambda: True)
+        self.server = recorded(self.federation, self.folder, self.server, number, stop=lambda: True)
         self.seconds.append(time.perf_counter() - begin)
         self.busy.append(time.process_time() - busy)
         if number % CHECKPOINT_EVERY == 0:
@@ -97,7 +96,8 @@ class Population:
     def evaluate(self) -> float:
         """Evaluate every client; the seconds it took."""
         begin = time.perf_counter()
-        rows = self.federation._evaluate(1, self.server)
+        some = [range(i, min(i + 1000, self.clients)) for i in range(0, self.clients, 1000)]
+        rows = [row for ids in some for row in self.simulated.evaluate(1, ids, *self.federation.down(self.server, ids))]
         assert len(rows) == self.clients == len(self.store.ids())
         return time.perf_counter() - begin
 

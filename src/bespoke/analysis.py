@@ -18,10 +18,8 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from bespoke.clients import Simulated
-from bespoke.core import rng, tree
-from bespoke.core.data import Rows
-from bespoke.core.local import FEATURE_CHUNK
+from bespoke.clients import Inspectable
+from bespoke.core import rng
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
@@ -45,15 +43,14 @@ def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, floa
     the features' scale; over all ``rows`` ``mahalanobis``, mean squared distance over d; ``kurtosis``, Mardia's excess.
     """
     federation = run if isinstance(run, Federation) else run.federation
-    clients, task = federation.clients, federation.task
-    assert isinstance(clients, Simulated)  # only a simulation may look at its clients
+    clients, task = federation.inspect(), federation.task
     shared = _part(federation.algorithm.broadcast(server), task.body_names)
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "test": []}
     for client in range(federation.num_clients):
-        body = shared or _personal(clients, client, federation.down(server, [client]), task.body_names)
-        for split, rows in (("train", clients.pool.train), ("test", clients.pool.test)):
-            if rows.sizes[client]:
-                parts[split].append(_features(clients, body, rows, client))
+        body = shared or _personal(federation, client, server, task.body_names)
+        for split, own in parts.items():
+            if found := _features(clients, task, body, client, split):
+                own.append(found)
     z, y = (torch.cat(column) for column in zip(*parts["train"], strict=True))
     member, d = gaussian.one_hot(y, torch.ones_like(z[:, 0]), task.num_classes), z.shape[1]
     mean, seen = gaussian.class_means(z, member, z.new_zeros(task.num_classes, d)), member.sum(dim=0) > 0
@@ -77,21 +74,19 @@ def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, floa
     return {split: fit(part) for split, part in parts.items() if any(seen[y].any() for _, y in part)}
 
 
-def _features(clients: Simulated, body: Tree, rows: Rows, client: int) -> tuple[Tensor, Tensor]:
-    """Features (n, d) in float64 and labels (n,) of a client's rows."""
-    own, size = rows.block([client], rows.sizes[client])
-    data = clients.data(own[0], size[0], tree.map(lambda leaf: leaf[client], clients.pool.extra))
-    key, parts = rng.fold_in(clients.root, client), torch.arange(data.width, device=own.device).split(FEATURE_CHUNK)
+def _features(clients: Inspectable, task: Task, body: Tree, client: int, split: str) -> tuple[Tensor, Tensor] | None:
+    """Return features (n, d) in float64 and labels (n,) of a client's rows, or None where it has none."""
     with torch.no_grad():
-        read = [data.gather(part, rng.fold_in(key, i), train=False) for i, part in enumerate(parts)]
-        return torch.cat([clients.task.features(body, x) for x, _ in read]).double(), torch.cat([y for _, y in read])
+        read = [(task.features(body, x), y) for x, y in clients.examples(client, split)]
+    return (torch.cat([z for z, _ in read]).double(), torch.cat([y for _, y in read])) if read else None
 
 
-def _personal(clients: Simulated, client: int, down: tuple[Tree, Tree], names: Sequence[str]) -> Tree:
-    """Parameters of these names in the client's personal model."""
-    found = _part(clients.personal(clients.training.rounds, [client], *down)[0], names)
+def _personal(federation: Federation, client: int, server: Tree, names: Sequence[str]) -> Tree:
+    """Return the parameters of these names in the client's personal model."""
+    down, rounds = federation.down(server, [client]), federation.training.rounds
+    found = _part(federation.inspect().personal(rounds, [client], *down)[0], names)
     if found is None:
-        raise UserError(f"{type(clients.algorithm).__name__} has no personal model of the task's own parameters")
+        raise UserError(f"{type(federation.algorithm).__name__} has no personal model of the task's own parameters")
     return found
 
 
@@ -176,15 +171,13 @@ class Embeddings(NamedTuple):
 
 def embeddings(run: Run) -> Embeddings:
     """Embeddings (FedPCE, Figs. 1 and 3) of the clients that took part, or else their models' scales and shifts."""
-    federation, clients = run.federation, run.federation.clients
-    assert isinstance(clients, Simulated)
-    taken = [client for client in range(federation.num_clients) if clients.took_part(client)]
-    if taken and "embedding" in clients.stored(taken[:1])["state"]:
-        down = federation.down(run.server, taken)
-        vectors = clients.probe(lambda local, state, down: {"vector": state["embedding"]}, taken, *down)["vector"]
+    federation, states = run.federation, run.federation.inspect().states()
+    taken = list(states)
+    if taken and "embedding" in states[taken[0]]["state"]:
+        vectors = torch.stack([states[client]["state"]["embedding"] for client in taken])
     else:
         norms = tuple(federation.task.norm(federation.params))  # refuses a model without any
-        models = [_personal(clients, client, federation.down(run.server, [client]), norms) for client in taken]
+        models = [_personal(federation, client, run.server, norms) for client in taken]
         vectors = torch.stack([torch.cat([model[name].reshape(-1) for name in norms]) for model in models])
     return Embeddings(taken, vectors.double().cpu().numpy(), np.array(_conditions(run.folder))[taken].tolist())
 

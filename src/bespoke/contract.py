@@ -7,7 +7,7 @@ absent, four of seven clients a round, and a new client that never trains.
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,9 +21,10 @@ from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
+from bespoke.runs.federation import Federation
 
 SIZES = (1, 64, 9, 33, 5, 48, 17)  # of the training clients; a new client of 12 rows comes on top
-ROUNDS, COHORT, CLASSES, DIM = 4, 4, 3, 5
+ROUNDS, COHORT, CLASSES, DIM, SEED = 4, 4, 3, 5, 11
 EXACT = 0.0
 
 SGD = Training(rounds=ROUNDS, epochs=2, batch=8, lr=0.02, momentum=0.5, weight_decay=1e-3)
@@ -109,42 +110,36 @@ def trial(
     """
     method, device = subject.method, subject.device
     pool, task, params = toy(device)
-    clients = backend(method, task, params, pool, training, seed=11)
+    training = replace(training, rounds=rounds)
+    clients = backend(method, task, params, pool, training, seed=SEED)
     if isinstance(clients, BatchedClients):
         # However unequal, all clients of a chunk share a block: the hardest case for masks.
         clients.chunk, clients.padding, clients.similar = chunk, padding, 0.0
         if padding:
             clients.runner.slots = lambda active, lanes: lanes  # a finished client's lane runs on, to no effect
-    root = rng.key(11, device)
-    server = method.server_init(task, params, pool.num_clients, rng.stream(root, rng.SERVER))
-    everyone = list(range(pool.total_clients))
-    ids = torch.tensor([c if c < pool.num_clients else -1 for c in everyone], device=device)
-
-    def evaluate() -> list[Evaluated]:
-        return clients.evaluate(rounds, everyone, method.broadcast(server), method.tailor(server, ids))
-
+    federation = Federation.simulated(clients, SEED, replace(training, rate=COHORT / len(SIZES)))
+    order = -1 if backwards else 1
     uploads: list[Tree] = []
     logged: list[dict[str, list[float]]] = []
     refused: dict[int, str] = {}
-    for round in range(1, rounds + 1):
-        cohort = rng.cohort(root, round, pool.num_clients, COHORT / pool.num_clients, "fixed")
-        cohort = cohort[::-1] if backwards else cohort
-        own = method.tailor(server, torch.tensor(cohort, device=device))
-        trained = clients.train(round, cohort, method.broadcast(server), own)
-        refused |= trained.refused
-        uploads.append(trained.uploads.tree)
-        logged.append(trained.logged)
-        if len(trained.uploads.clients):
-            server = method.aggregate(task, server, trained.uploads, rng.stream(root, rng.SERVER, round))
+    for done in federation.rounds(cohort=lambda number: federation.cohort(number)[::order]):
+        refused |= done.refused
+        uploads.append(done.uploads.tree)
+        logged.append(done.trained.logged)
     _require(not clients.notes, subject, "; ".join(clients.notes))
-    evaluated = evaluate()
+    evaluated = federation.evaluate(done)
     states = {c: s["state"] for c, s in clients.states().items()}
-    return Outcome(server, states, uploads, evaluated, logged, refused, evaluate)
+    return Outcome(done.server, states, uploads, evaluated, logged, refused, lambda: federation.evaluate(done))
 
 
 def _mean_loss(rows: list[Evaluated]) -> float:
     headline = [r for r in rows if r.view == rows[0].view and r.split == "test"]
-    return sum(r.loss_sum for r in headline) / sum(r.total for r in headline)
+    return sum(_loss(r) for r in headline) / sum(r.total for r in headline)
+
+
+def _loss(row: Evaluated) -> float:
+    """Return the loss summed over a client's rows."""
+    return float(row.metrics["loss"][0])
 
 
 def _require(condition: bool, subject: Subject, sentence: str) -> None:
@@ -162,8 +157,9 @@ def _require_equal(subject: Subject, a: Outcome, b: Outcome, tolerance: float, w
             gap = float((value.double() - theirs[name].double()).abs().max())
             _require(gap <= tolerance, subject, f"{what}: {name} differs by {gap:.1e} (allowed {tolerance:.0e})")
     for left, right in zip(a.evaluated, b.evaluated, strict=True):
-        _require(left[:5] == right[:5], subject, f"{what}: client {left.client} counts {left[:5]} and {right[:5]}")
-        gap = abs(left.loss_sum - right.loss_sum)
+        mine_, theirs_ = ((*row[:4], row.metrics["accuracy"]) for row in (left, right))
+        _require(mine_ == theirs_, subject, f"{what}: client {left.client} counts {mine_} and {theirs_}")
+        gap = abs(_loss(left) - _loss(right))
         _require(gap <= 100 * tolerance, subject, f"{what}: client {left.client}'s loss differs by {gap:.1e}")
 
 
@@ -228,7 +224,7 @@ def shapes_stay(subject: Subject) -> None:
     _require(kinds == {_shapes({"state": first})}, subject, "client_update changes the state's names, shapes or types")
     uploads = {_shapes(u) for u in outcome.uploads}
     _require(len(uploads) == 1, subject, "uploads differ between rounds in names, shapes or types")
-    key = rng.stream(rng.key(11, subject.device), rng.SERVER)
+    key = rng.stream(rng.key(SEED, subject.device), rng.SERVER)
     start = subject.method.server_init(task, params, pool.num_clients, key)
     _require(
         _shapes(start) == _shapes(outcome.server), subject, "aggregate changes the server's names, shapes or types"
@@ -244,9 +240,7 @@ def awkward_clients_work(subject: Subject) -> None:
     for outcome in (trial(subject), trial(subject, BatchedClients)):
         _require(not outcome.refused, subject, f"clients were refused: {outcome.refused}")
         for row in outcome.evaluated:
-            _require(
-                math.isfinite(row.loss_sum), subject, f"client {row.client} predicts with a loss that is not finite"
-            )
+            _require(math.isfinite(_loss(row)), subject, f"client {row.client} predicts with a loss that is not finite")
 
 
 def private_stays_private(subject: Subject) -> None:
@@ -272,7 +266,7 @@ def new_client_works(subject: Subject) -> None:
         rows = [r for r in trial(subject, backend).evaluated if r.client == new]
         _require(bool(rows), subject, f"a new client got no prediction ({backend.name})")
         _require(
-            all(math.isfinite(r.loss_sum) for r in rows), subject, f"a new client's loss is not finite ({backend.name})"
+            all(math.isfinite(_loss(r)) for r in rows), subject, f"a new client's loss is not finite ({backend.name})"
         )
 
 

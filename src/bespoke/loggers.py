@@ -7,7 +7,7 @@ from typing import Any
 
 from bespoke.errors import UserError
 from bespoke.report.metrics import aggregate
-from bespoke.runs.federation import Event
+from bespoke.runs.recording import Event
 
 Callback = Callable[[Event], None]
 

@@ -1,7 +1,7 @@
 """A client that no method ever saw: it gets a sound model of its own that has learned, and leaves no trace."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import pytest
@@ -16,6 +16,7 @@ from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
+from bespoke.runs.federation import Federation
 
 CLIENTS, ROWS, TESTS, CLASSES, DIM, ROUNDS = 3, 24, 60, 3, 5, 4
 NEW = CLIENTS  # the last one, which never trains
@@ -64,14 +65,11 @@ def newcomer(method, given, backend="batched", rounds=ROUNDS):
     """The new client's model after some rounds of the others, its test accuracy, and whether anything else moved."""
     pool, task, params = given
     clients = BACKENDS[backend](method, task, params, pool, TRAINING, seed=3)
-    root, everyone = rng.key(3), list(range(CLIENTS))
-    server = method.server_init(task, params, CLIENTS, rng.stream(root, rng.SERVER))
-    for round in range(1, rounds + 1):
-        trained = clients.train(
-            round, everyone, method.broadcast(server), method.tailor(server, torch.tensor(everyone))
-        )
-        assert not trained.refused
-        server = method.aggregate(task, server, trained.uploads, rng.stream(root, rng.SERVER, round))
+    federation = Federation.simulated(clients, 3, replace(TRAINING, rounds=rounds))
+    server = federation.start()
+    for done in federation.rounds(server):
+        assert not done.refused
+        server = done.server
     before = copied(server), {c: copied(s) for c, s in clients.states().items()}
     down = method.broadcast(server), method.tailor(server, torch.tensor([-1]))
     (personal,) = clients.personal(rounds, [NEW], *down)
@@ -82,7 +80,7 @@ def newcomer(method, given, backend="batched", rounds=ROUNDS):
         untouched and all(same(state, after[1][c]) for c, state in before[1].items()) and not clients.took_part(NEW)
     )
     assert not clients.notes
-    return personal, headline.correct / headline.total, untouched
+    return personal, headline.metrics["accuracy"][0] / headline.total, untouched
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from bespoke.core import rng
-from bespoke.core.data import Data, FederatedData, Rows, blocks
+from bespoke.core.data import FederatedData, Rows
+from bespoke.engine.lanes import blocks
+from bespoke.engine.rows import ClientRows
 
 KEY = rng.key(0)
 
 
 def data(x, rows, n=None, **options):
     rows = torch.tensor(rows)
-    return Data(x, torch.arange(len(x)) * 10, rows, torch.tensor(len(rows) if n is None else n), **options)
+    return ClientRows(x, torch.arange(len(x)) * 10, rows, torch.tensor(len(rows) if n is None else n), **options)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ def test_gather_is_the_same_mapped():
     rows, n = Rows.of([[8, 1, 2], [4], [6, 5]]).block([0, 1, 2], 4)
 
     def look(rows, n):
-        own = Data(x, torch.arange(9), rows, n, dtype=torch.float64)
+        own = ClientRows(x, torch.arange(9), rows, n, dtype=torch.float64)
         got, y = own.gather(torch.tensor([1, 0, 3]), KEY, train=True)
         return got, y, own.mask()
 

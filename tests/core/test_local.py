@@ -11,16 +11,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from toy import train
 
 from bespoke.algorithms.local import LocalOnly
 from bespoke.clients import BatchedClients, SequentialClients
-from bespoke.core import local as local_module
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.data import Data, FederatedData, Rows
+from bespoke.core.data import FederatedData, Rows
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
+from bespoke.engine import rows as engine_rows
+from bespoke.engine.alone import Alone
+from bespoke.engine.rows import ClientRows
 
 BACKENDS = {"loop": SequentialClients, "batched": BatchedClients}
 SIZES = (1, 13, 4, 7, 4)
@@ -77,19 +80,19 @@ class Emit(Algorithm):
 def emit(work, backend, training, *, sizes=SIZES, numbered=False, padding=0, chunk=64, round=1, down=None):
     clients = BACKENDS[backend](Emit(work), task(), params(), pool(sizes, numbered), training, seed=5)
     clients.padding, clients.chunk = padding, chunk
-    trained = clients.train(round, list(range(len(sizes))), {} if down is None else down, {})
+    trained = train(clients, round, list(range(len(sizes))), {} if down is None else down, {})
     assert not trained.refused
     assert not clients.notes
     return trained
 
 
-def desk(n=6, width=None, **training):
+def desk(n=6, width=None, transform=None, **training):
     """A desk outside any federation."""
     width = width or n
-    data = Data(pool().x, pool().y, torch.arange(width) % n, torch.tensor(n), dtype=torch.float64)
+    data = ClientRows(pool().x, pool().y, torch.arange(width) % n, torch.tensor(n), {}, transform, torch.float64)
     settings = Training(**training)
     lr = torch.tensor(settings.lr, dtype=torch.float64)
-    return Local(task(), data, rng.key(3), torch.tensor(1), torch.tensor(1), lr, settings, n, n)
+    return Local(task(), rng.key(3), torch.tensor(1), torch.tensor(1), lr, settings, Alone(data, n))
 
 
 # --- which rows a step sees -----------------------------------------------------------------------------------
@@ -372,7 +375,7 @@ def test_another_clients_wild_row_does_no_harm():
     results = {}
     for backend, kind in BACKENDS.items():
         clients = kind(Emit(train_model), task(), params(), wild, Training(batch=5), seed=5)
-        trained = clients.train(1, [1, 2, 3, 4], {"model": {n: 50 * p for n, p in params().items()}}, {})
+        trained = train(clients, 1, [1, 2, 3, 4], {"model": {n: 50 * p for n, p in params().items()}}, {})
         assert trained.refused == {}
         results[backend] = trained.uploads.tree
     for name, leaf in results["loop"].items():
@@ -514,8 +517,8 @@ def test_kept_moments_make_two_rounds_one_run(name, backend):
 
     def after_two_rounds(training):
         clients = BACKENDS[backend](LocalOnly(), task(), params(), pool(), training, seed=5)
-        clients.train(1, everyone[:-1], {}, {})
-        clients.train(2, everyone, {}, {})  # the last client comes late: its moments start at zero
+        train(clients, 1, everyone[:-1], {}, {})
+        train(clients, 2, everyone, {}, {})  # the last client comes late: its moments start at zero
         return [clients.states()[c]["state"]["model"] for c in everyone]
 
     kept, fresh = after_two_rounds(training), after_two_rounds(replace(training, keep_optimizer=False))
@@ -550,7 +553,7 @@ def test_moments_are_kept_by_tag(backend):
     training = Training(batch=64, epochs=3, lr=0.05, keep_optimizer=True, optimizer="adam")
     clients = BACKENDS[backend](TwoPasses(), task(), params(), pool(), training, seed=5)
     for r in (1, 2, 3):
-        trained = clients.train(r, list(range(len(SIZES))), {}, {})
+        trained = train(clients, r, list(range(len(SIZES))), {}, {})
     assert trained.logged.keys() == {"loss", "loss_1"}
     for client in range(len(SIZES)):
         state = clients.states()[client]["state"]
@@ -564,7 +567,7 @@ def test_kept_moments_go_by_name():
     training = {"batch": 64, "epochs": 2, "lr": 0.1, "keep_optimizer": True, "momentum": 0.9, "clip": 1.0}
     straight, turned = desk(**training), desk(**training)
     first = straight.sgd(task().loss, params())
-    turned.moments = {"0": {"m": dict(reversed(straight.moments["0"]["m"].items()))}}
+    turned._moments = {"0": {"m": dict(reversed(straight._moments["0"]["m"].items()))}}
     one = straight.sgd(task().loss, first)
     two = turned.sgd(task().loss, first)
     for name, leaf in one.items():
@@ -668,7 +671,7 @@ def test_finetune_trains_all_or_the_head(backend, lr):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("chunk", [4, 256])
 def test_features_are_those_of_all_rows_in_order(backend, chunk, monkeypatch):
-    monkeypatch.setattr(local_module, "FEATURE_CHUNK", chunk)
+    monkeypatch.setattr(engine_rows, "CHUNK", chunk)
     clients = BACKENDS[backend](Emit(), task(), params(), pool(), Training(), seed=5)
     everyone = list(range(len(SIZES)))
 
@@ -689,7 +692,7 @@ def test_features_are_those_of_all_rows_in_order(backend, chunk, monkeypatch):
 @pytest.mark.parametrize("chunk", [4, 256])
 def test_the_gradient_of_all_rows(backend, chunk, monkeypatch):
     """It is that of the mean over a client's own rows, however they are cut and padded."""
-    monkeypatch.setattr(local_module, "FEATURE_CHUNK", chunk)
+    monkeypatch.setattr(engine_rows, "CHUNK", chunk)
     clients = BACKENDS[backend](Emit(), task(), params(), pool(), Training(batch=2), seed=5)
     loss = lambda p, batch, scale: scale * task().loss(p, batch)  # noqa: E731
 
@@ -713,8 +716,7 @@ def test_features_are_taken_without_augmentation():
         seen.append((train, key.tolist()))
         return x
 
-    local = desk(6, batch=3)
-    local.data = replace(local.data, transform=transform)
+    local = desk(6, batch=3, transform=transform)
     local.features(params())
     key = rng.fold_in(rng.fold_in(rng.key(3), -2), 0)  # a key for each chunk of rows, and none that a pass uses
     assert seen == [(False, key.tolist())]
@@ -768,10 +770,12 @@ def test_host_sees_the_clients_of_a_block_at_once(backend):
         return values, vectors.abs()
 
     def work(local, down):
-        index = torch.arange(local.data.width)
-        x, _ = local.data.gather(index, local.key, train=False)
-        x = x * local.data.mask()[:, None]
-        values, vectors = local.host(decompose, x.T @ x, local.lr)
+        def add(carry, batch):
+            x = batch.x * batch.mask[:, None]
+            return {"scatter": carry["scatter"] + x.T @ x}
+
+        zeros = torch.zeros(INPUTS, INPUTS, dtype=torch.float64)
+        values, vectors = local.host(decompose, local.scan(add, {"scatter": zeros}, epochs=1)["scatter"], local.lr)
         (again,) = local.host(lambda v: (v + 1.0,), values)
         return {"values": values, "vectors": vectors, "again": again}
 
@@ -875,7 +879,7 @@ def offenders():
 def test_reading_a_tensor_beside_the_arguments_is_refused(kind):
     fn, blamed = offenders()[kind]
     start = {"w": torch.ones(3, dtype=torch.float64)}
-    for call, what in ((desk().sgd, "loss"), (desk().fold, "step")):
+    for call, what in ((desk().sgd, "loss"), (desk().scan, "step")):
         with pytest.raises(TypeError, match=f"the {what} closes over") as caught:
             call(fn, start)
         sentence = str(caught.value)
@@ -931,7 +935,7 @@ def test_closing_over_task_numbers_and_self_is_fine():
     ends = []
     for kind in BACKENDS.values():
         clients = kind(Polite(), task(), params(), pool(), Training(batch=64, lr=0.1), seed=5)
-        trained = clients.train(1, list(range(len(SIZES))), {"model": params()}, {})
+        trained = train(clients, 1, list(range(len(SIZES))), {"model": params()}, {})
         assert not clients.notes
         assert trained.logged["far"] == [2.0] * len(SIZES)
         ends.append(trained.uploads.tree["model"])

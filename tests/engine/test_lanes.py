@@ -8,6 +8,7 @@ from typing import final
 import pytest
 import torch
 from torch import nn
+from toy import train
 
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
@@ -15,11 +16,12 @@ from bespoke.clients import BatchedClients, SequentialClients
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows
+from bespoke.core.local import Length
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.engine.graphs import _slots
-from bespoke.engine.lanes import Eager, Job
-from bespoke.engine.scan import Fold
+from bespoke.engine.lanes import Eager, Job, exactly, schedule
+from bespoke.engine.scan import Scan
 
 SIZES = (13, 4, 7, 4, 1, 22)
 EVERYONE = list(range(len(SIZES)))
@@ -44,7 +46,7 @@ def trained(backend, method, training, slots=None):
     clients = backend(method, task(), params, pool(), training, seed=5)
     if slots:
         clients.similar, clients.runner = 0.0, Eager(slots)
-    out = clients.train(1, EVERYONE, {"model": params}, {})
+    out = train(clients, 1, EVERYONE, {"model": params}, {})
     assert not clients.notes and not out.refused
     return out
 
@@ -100,7 +102,7 @@ def test_a_loop_of_ones_own_in_lanes(slots):
         clients = backend(Counted(), task(), task().init(rng.key(3)), pool(), Training(batch=4), seed=5)
         if chosen:
             clients.similar, clients.runner = 0.0, Eager(chosen)
-        outs.append(clients.train(1, EVERYONE, {"scale": torch.tensor(0.5, dtype=torch.float64)}, {}))
+        outs.append(train(clients, 1, EVERYONE, {"scale": torch.tensor(0.5, dtype=torch.float64)}, {}))
         assert not clients.notes
     steps = [min(-(-3 * -(-n // min(4, n)) // 2), n // 2) for n in SIZES]
     assert outs[0].uploads.tree["steps"].tolist() == outs[1].uploads.tree["steps"].tolist() == steps
@@ -109,10 +111,10 @@ def test_a_loop_of_ones_own_in_lanes(slots):
 
 def test_a_lane_is_dropped_when_its_client_has_finished():
     job = Job(None, [torch.zeros(4)], [], [], lambda n: n, lambda n: 4 * n - 1, rows=4, timed=0, most=9)
-    runner = Eager()
-    assert runner.schedule(job, [3, 2, 1, 1]) == [(0, 4, 4), (1, 2, 2), (2, 1, 1)]
-    assert (runner.computed, runner.seen) == (4 * 7, 4 * 7 - 4)
-    assert [lanes for _, _, lanes in Eager(lambda active, lanes: lanes).schedule(job, [3, 2, 1, 1])] == [4, 4, 4]
+    planned = schedule(job, [3, 2, 1, 1], exactly)
+    assert planned.steps == [(0, 4, 4), (1, 2, 2), (2, 1, 1)]
+    assert (planned.computed, planned.seen) == (4 * 7, 4 * 7 - 4)
+    assert [lanes for _, _, lanes in schedule(job, [3, 2, 1, 1], lambda active, lanes: lanes).steps] == [4, 4, 4]
     assert [_slots(active, 30) for active in (30, 29, 28, 5, 3, 2, 1)] == [30, 30, 28, 8, 4, 2, 1]
 
 
@@ -121,7 +123,7 @@ def test_cohorts_of_all_sizes_share_few_numbers_of_lanes():
     ran = {}
     for clients in range(3, 33):
         job = Job(None, [torch.zeros(32)], [], [], lambda n: n, lambda n: n, rows=1, timed=0, most=9)
-        ran[clients] = [lanes for _, _, lanes in Eager(_slots).schedule(job, [2] + [1] * (clients - 1))]
+        ran[clients] = [lanes for _, _, lanes in schedule(job, [2] + [1] * (clients - 1), _slots).steps]
     assert ran[30] == [32, 1] and ran[21] == [24, 1] and ran[3] == [4, 1]
     assert {lanes for plan in ran.values() for lanes in plan} == {1, *range(4, 33, 4)}
 
@@ -130,15 +132,15 @@ def test_cohorts_of_all_sizes_share_few_numbers_of_lanes():
 @pytest.mark.parametrize("per_step", [1, 2])
 @pytest.mark.parametrize("steps", [None, 5])
 def test_rows_seen_are_those_of_the_batches(drop, per_step, steps):
-    fold = Fold(None, None, (), 3, steps, None, per_step, 0, 4, drop)
+    scan = Scan(None, None, (), Length(3, steps, None, per_step), tag=0, batch=4, drop=drop)
     for n in (1, 3, 4, 7, 13, 16):
         size = min(4, n)
         in_pass = n // size if drop else -(-n // size)
         sizes = [min(size, n - i * size) for i in range(in_pass)]
         calls = steps if steps else -(-3 * in_pass // per_step)
-        assert fold.calls(n) == calls
-        assert fold.seen(n) == sum(sizes[i % in_pass] for i in range(calls * per_step))
-        assert fold.passes(n) * in_pass >= calls * per_step
+        assert scan.num_steps(n) == calls
+        assert scan.rows_seen(n) == sum(sizes[i % in_pass] for i in range(calls * per_step))
+        assert scan.passes(n) * in_pass >= calls * per_step
 
 
 def test_fewer_clients_at_once_when_memory_runs_out():
@@ -152,7 +154,7 @@ def test_fewer_clients_at_once_when_memory_runs_out():
     params = task().init(rng.key(3))
     clients = Small(FedAvg(), task(), params, pool(), training, seed=5)
     clients.similar = 0.0
-    out = clients.train(1, EVERYONE, {"model": params}, {})
+    out = train(clients, 1, EVERYONE, {"model": params}, {})
     assert clients.chunk == 1 or clients.chunk == 2
     assert clients.notes == [f"memory ran out: at most {n} clients run at once" for n in (3, 1)]
     assert gap(out, trained(SequentialClients, FedAvg(), training)) < 1e-12
@@ -166,4 +168,4 @@ def test_memory_that_is_too_small_for_one_client_is_an_error():
     params = task().init(rng.key(3))
     clients = Tiny(FedAvg(), task(), params, pool(), Training(batch=4), seed=5)
     with pytest.raises(torch.OutOfMemoryError):
-        clients.train(1, EVERYONE, {"model": params}, {})
+        train(clients, 1, EVERYONE, {"model": params}, {})

@@ -622,7 +622,7 @@ def test_norm_kernels(precision, channels, groups, relu, adds):
 @pytest.mark.parametrize(("momentum", "decay"), [(0.5, 5e-4), (0.0, 0.0)])
 def test_the_step_of_sgd(momentum, decay):
     """Three steps beside torch.optim.SGD, on the first lanes of a buffer; one client rests once, with NaN gradients."""
-    from bespoke.core.fused import sgd_update
+    from bespoke.gpu.step_kernels import sgd_update
 
     shapes = [(3,), (30, 50), (1,), (1024,)] + [(5, 2)] * 15  # more than one launch takes
     params = [drawn(4, *shape, seed=i)[:3].to(DEVICE) for i, shape in enumerate(shapes)]

@@ -14,7 +14,7 @@ from bespoke.core import rng, tree
 from bespoke.data import Partition
 from bespoke.errors import UserError
 from bespoke.records import COLUMNS
-from bespoke.runs import federation
+from bespoke.runs import recording
 from bespoke.runs.api import run as run_experiment
 from bespoke.runs.experiment import Experiment
 
@@ -296,12 +296,12 @@ def test_an_unsound_upload_is_left_out_and_named(backend):
 def test_a_round_in_which_nobody_is_sound_leaves_the_server_unchanged_and_says_so():
     done = ran(Toy(spoilt=tuple(range(M))), rounds=2)
     for row in done.folder.rounds():
-        assert row["note"] == "no client sent a sound upload: the server's state is unchanged"
+        assert row["note"] == "no client sent a finite upload: the server's state is unchanged"
         assert list(row["refused"]) == [str(c) for c in row["cohort"]]
         assert row["train_loss"] is None
     assert done.server["rounds"] == 0 and done.server["sum"].tolist() == [0.0] * 3
     assert {row["group"] for row in evaluated(done)} == {"unseen"}
-    assert done.summary["notes"] == ["no client sent a sound upload: the server's state is unchanged"]
+    assert done.summary["notes"] == ["no client sent a finite upload: the server's state is unchanged"]
 
 
 def test_a_diverging_run_ends_with_the_weights_it_had():
@@ -382,9 +382,13 @@ def test_counts_are_of_the_clients_own_rows():
     for split, rows in (("test", pool.test), ("val", pool.val)):
         found = evaluated(done, split=split)
         assert [row["total"] for row in found] == told[split] == list(rows.sizes)
-        assert [row["correct"] for row in found] == [int((pool.y[rows.client(c)] == 0).sum()) for c in range(M)]
-        loss = [(math.log(math.e + 2) * n) - k for n, k in ((row["total"], row["correct"]) for row in found)]
-        assert [row["loss_sum"] for row in found] == pytest.approx(loss, abs=1e-4)
+        assert [row["metrics"]["accuracy"][0] for row in found] == [
+            int((pool.y[rows.client(c)] == 0).sum()) for c in range(M)
+        ]
+        loss = [
+            (math.log(math.e + 2) * n) - k for n, k in ((row["total"], row["metrics"]["accuracy"][0]) for row in found)
+        ]
+        assert [row["metrics"]["loss"][0] for row in found] == pytest.approx(loss, abs=1e-4)
 
 
 def test_callbacks_are_told_of_every_round():
@@ -460,11 +464,17 @@ def test_patience_stops_after_so_many_evaluations_without_a_better_one(monkeypat
 
 def test_patience_looks_at_the_training_populations_validation_rows_and_the_headline_alone():
     def row(correct, split="val", group="train", view="personal"):
-        return {"round": 1, "split": split, "group": group, "view": view, "correct": correct, "total": 10}
+        metrics = {"accuracy": [correct, 10], "loss": [0.0, 10]}
+        line = {"round": 1, "client": 0, "split": split, "group": group, "view": view, "total": 10}
+        return line | {"metrics": metrics, "logged": {}}
+
+    def shown(metric="accuracy", higher=True):
+        return {"evaluated": {"view": "personal", "metric": metric, "higher": {metric: higher}}}
 
     rows = [row(3), row(5, group="unseen"), row(10, group="new"), row(10, view="global"), row(10, split="test")]
-    assert federation._pooled(rows, "val") == 0.4
-    assert federation._pooled([row(3, split="test")], "val") is None
+    assert recording._validation(shown(), rows) == 0.4
+    assert recording._validation(shown(higher=False), rows) == -0.4  # an error that falls is better
+    assert recording._validation(shown(), [row(3, split="test")]) is None
 
 
 def test_three_numbers_that_are_never_mixed(monkeypatch):
@@ -493,7 +503,10 @@ def test_several_views_are_counted_and_the_first_is_the_headline():
     assert done.summary["headline"] == "mine"
     assert [row["view"] for row in evaluated(done, client=0)] == ["mine", "theirs"]
     y = done.pool.y[done.pool.test.client(0)]
-    assert [row["correct"] for row in evaluated(done, client=0)] == [int((y == 0).sum()), int((y == 2).sum())]
+    assert [row["metrics"]["accuracy"][0] for row in evaluated(done, client=0)] == [
+        int((y == 0).sum()),
+        int((y == 2).sum()),
+    ]
 
 
 # --- the parts together -------------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ class PFedGP(Algorithm):
         """The body, and all that prediction needs of the client's rows."""
         features = local.features(down["body"])
         nodes, present = gp.tree_of(features, local.task.num_classes)
-        rows, mask = gp.subset(features.y, local.n, self.max_rows, rng.fold_in(local.key, -4))
+        rows, mask = gp.subset(features.y, local.n, self.max_rows, rng.fold_in(local.key, rng.SUBSET))
         z, side = gp.normalised(features.z[rows]), gp.sides(nodes, features.y[rows], mask)
-        omega = self._omega(gp.train_kernel(z, self.variance), side, rng.fold_in(local.key, -5))
+        omega = self._omega(gp.train_kernel(z, self.variance), side, rng.fold_in(local.key, rng.AUGMENTED))
         return {"body": down["body"], "z": z, "side": side, "omega": omega, "tree": nodes, "present": present}
 
     def predict(self, task, personal, x):

@@ -1,7 +1,7 @@
 """Ways to reach clients: one after another, a cohort at once, spread over processes, and later over a network."""
 
 from bespoke.clients.batched import BatchedClients
-from bespoke.clients.protocol import Clients, Evaluated, Trained
+from bespoke.clients.protocol import Clients, Evaluated, Inspectable, Trained
 from bespoke.clients.sequential import SequentialClients
 from bespoke.clients.sharded import ShardedClients
 from bespoke.clients.simulated import Simulated
@@ -11,6 +11,7 @@ __all__ = [
     "BatchedClients",
     "Clients",
     "Evaluated",
+    "Inspectable",
     "SequentialClients",
     "ShardedClients",
     "Simulated",

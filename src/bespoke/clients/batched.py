@@ -1,5 +1,6 @@
 """A cohort at once: the same client code under ``torch.func.vmap``, over blocks of clients of similar size."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,38 +8,59 @@ from torch.func import vmap
 
 from bespoke.clients.sequential import one_by_one
 from bespoke.clients.simulated import Call, Mapped, Simulated
+from bespoke.clients.work import desk
 from bespoke.core import rng, tree
-from bespoke.core.data import blocks, on_device
+from bespoke.core.data import on_device
+from bespoke.core.local import collected
 from bespoke.core.tree import Tree
-from bespoke.engine.graphs import Graphs
-from bespoke.engine.lanes import Eager
+from bespoke.engine.graphs import Recorded
+from bespoke.engine.lanes import Called, Eager, Lanes, Runner, blocks
 from bespoke.gpu.step import has_triton
 
 
 class BatchedClients(Simulated):
     """Clients sorted by size, padded in blocks of at most ``chunk``, each block one mapped call.
 
-    On CUDA a block's work is recorded as graphs and replayed (``graphs``). A method that cannot be mapped runs one
-    client after another instead; ``notes`` says so, and why.
+    On CUDA a block's work is recorded as graphs and replayed (``graphs``). Work that cannot be mapped runs one client
+    after another instead; ``notes`` says so, and why.
     """
 
     name = "batched"
     chunk = 64  # clients in one mapped call; halved when memory runs out
     similar = 0.5  # a block's smallest client has at least this share of its largest one's rows
     padding = 0  # extra rows beyond a block's largest client: changes nothing but time; for tests
-    mappable = True
 
     def __init__(self, *args: Any, graphs: bool = True, **options: Any) -> None:
-        """As :class:`Simulated`; without ``graphs`` nothing is recorded, also on CUDA."""
+        """Take what :class:`Simulated` takes; without ``graphs`` nothing is recorded, also on CUDA."""
         super().__init__(*args, **options)
         self.fewest = max(1, min(self.pool.train.sizes))
-        self.runner: Eager = Eager()
+        self.runner: Runner = Eager()
+        self._unmapped: set[str] = set()  # names of work that cannot be mapped
+        self._see_which_metrics_map()
         if self.task.device.type == "cuda":
             if not has_triton():
-                self.notes.append("without Triton all runs by torch's own kernels, far slower: install triton")
+                self.notes.append("without Triton everything runs by torch's own kernels, far slower: install triton")
             self.similar = 0.0  # lanes are dropped as clients finish, so that unequal ones may share a block
             most = min(self.chunk, self.pool.total_clients)
-            self.runner = Graphs(self.task.device, most, max(self.pool.train.sizes), graphs, self.notes)
+            self.runner = Recorded(self.task.device, most, max(self.pool.train.sizes), graphs, self.notes)
+
+    def timings(self) -> dict[str, float]:
+        """Return the device's seconds by phase, where they are counted."""
+        return self.runner.timings()
+
+    def _see_which_metrics_map(self) -> None:
+        """Let metrics that cannot be mapped run on gathered outputs; that does not concern the clients' work."""
+        y = self.pool.y[:3]
+        outputs = torch.zeros(2, len(y), self.task.num_outputs, dtype=self.task.dtype, device=self.root.device)
+        mask = torch.ones(2, len(y), dtype=self.task.dtype, device=self.root.device)
+        for name, metric in self.task.objective.metrics.items():
+            try:
+                vmap(metric.fn)(outputs, torch.stack([y, y]), mask)
+            except (RuntimeError, NotImplementedError) as error:
+                metric.fn(outputs[0], y, mask[0])  # if this fails too, its error is the plain one to show
+                self.work = replace(self.work, gathered=self.work.gathered | {name})
+                reason = str(error).strip().splitlines()[0]
+                self.notes.append(f"the metric {name} runs on gathered outputs, because mapping it failed: {reason}")
 
     def _map(self, call: Call) -> Mapped:
         while True:
@@ -56,37 +78,38 @@ class BatchedClients(Simulated):
         parts, places, breaks, computed, seen = [], [], 0, 0, 0
         for block in blocks([self.pool.train.sizes[c] for c in call.clients], self.chunk, self.similar):
             part = call.part(block)
-            mapped = self._try_block(part) if self.mappable else None
-            if mapped is None:
-                out, _, broke = one_by_one(self, part)
-            else:
-                out, broke = mapped
-                computed, seen = computed + self.runner.computed, seen + self.runner.seen
-            breaks += broke
-            parts.append(out)
+            done = self._try_block(part) if call.name not in self._unmapped else self._one_by_one(part)
+            breaks, computed, seen = breaks + done.breaks, computed + done.computed, seen + done.seen
+            parts.append(done.tree)
             places.append(block)
         return Mapped(tree.merge(parts, places), 1.0 - seen / computed if computed else 0.0, breaks)
 
-    def _try_block(self, call: Call) -> tuple[Tree, int] | None:
-        """A block's results and its breaks; None, and a note, if the method cannot be mapped."""
+    def _one_by_one(self, call: Call) -> Called:
+        out, _, breaks = one_by_one(self, call)
+        return Called(out, breaks, computed=0, seen=0)
+
+    def _try_block(self, call: Call) -> Called:
+        """Run a block at once, or one client after another, with a note, if the work cannot be mapped."""
         try:
             return self._block(call)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, NotImplementedError) as error:
-            # If the loop fails too, its error is the plain one to show; if not, mapping was the trouble.
-            one_by_one(self, call.part([0]))
-            self.mappable = False
+        except Exception as error:
+            done = self._one_by_one(call)  # if this fails too, its error is the plain one, and names the client
+            if not isinstance(error, RuntimeError | NotImplementedError):
+                error.add_note(f"This happened in {type(self.algorithm).__name__}, round {call.round}.")
+                raise
+            self._unmapped |= {call.name} - {""}
             reason = str(error).strip().splitlines()[0]
-            self.notes.append(f"clients ran one after another, because mapping them failed: {reason}")
-            return None
+            note = f"clients ran one after another, because mapping them failed: {reason}"
+            if note not in self.notes:
+                self.notes.append(note)
+            return done
 
-    def _block(self, call: Call) -> tuple[Tree, int]:
+    def _block(self, call: Call) -> Called:
         pool, device, count = self.pool, self.root.device, len(call.clients)
         sizes = [pool.train.sizes[c] for c in call.clients]
-        # Work of the clients' own can be recorded by its name; what a probe brings along may be anything.
-        name = call.fn.__name__.strip("_") if getattr(call.fn, "__self__", None) is self else ""
-        runner = self.runner if name else Eager()
+        runner = self.runner if call.name else Eager()
         idle = runner.lanes(count) - count
         call = call.part([*range(count), *[count - 1] * idle])  # an idle lane repeats the last client, to no effect
         group = call.clients
@@ -107,20 +130,14 @@ class BatchedClients(Simulated):
         }
         same = {"shared": call.shared, "clock": self.clock(call.round)}
 
-        def one(lane: Tree, same: Tree) -> Tree:
+        def one(lane: Tree, same: Tree) -> tuple[Tree, int]:
+            extra, stored = lane["extra"], lane["stored"]
             rows, n = lane["data"]
-            data, extra, stored = self.data(rows, n, lane["extra"]), lane["extra"], lane["stored"]
-            local = self.desk(same["clock"], data, lane["key"], stored["moments"], self.fewest, most, runner)
-            held_out = {split: self.data(rows, n, extra) for split, (rows, n) in lane["splits"].items()}
+            strategy = Lanes(self.rows(rows, n, extra), self.fewest, most, runner)
+            local = desk(self.task, self.training, strategy, lane["key"], same["clock"], stored["moments"])
+            held_out = {split: self.rows(rows, n, extra) for split, (rows, n) in lane["splits"].items()}
             out = call.fn(local, held_out, stored["state"], same["shared"] | lane["own"])
-            breaks.append(local.breaks)
-            return out
+            return out, collected(local).breaks
 
-        def block(inputs: Tree) -> tuple[Tree, int]:
-            breaks.clear()
-            with torch.no_grad():
-                return vmap(one, in_dims=(0, None))(inputs["lanes"], inputs["same"]), breaks[0]
-
-        breaks: list[int] = []
-        out, broke = runner.call(name, sizes, block, {"lanes": lanes, "same": same})
-        return (tree.map(lambda x: x[:count], out) if idle else out), broke
+        done = runner.call(call.name, sizes, one, {"lanes": lanes, "same": same})
+        return done._replace(tree=tree.map(lambda x: x[:count], done.tree)) if idle else done

@@ -1,11 +1,14 @@
-"""The two-call protocol by which a server reaches its clients, wherever they are."""
+"""How a server reaches its clients, wherever they are, and what simulations offer on top."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from bespoke.core.algorithm import Uploads
+from bespoke.core.local import Local
 from bespoke.core.tree import Tree
 
 
@@ -13,22 +16,21 @@ from bespoke.core.tree import Tree
 class Trained:
     """The answer to :meth:`Clients.train`."""
 
-    uploads: Uploads  # of those who answered soundly
-    refused: dict[int, str] = field(default_factory=dict)
+    uploads: Uploads  # of the clients whose answer was finite
+    refused: dict[int, str] = field(default_factory=dict)  # the reason by client
     logged: dict[str, list[float]] = field(default_factory=dict)  # by name, aligned with uploads.clients
     padding_waste: float = 0.0
     host_breaks: int = 0
 
 
 class Evaluated(NamedTuple):
-    """One client's counts for one split and one named prediction."""
+    """One client's metrics for one split and one named prediction."""
 
     client: int
     split: str
     view: str
-    correct: int
-    total: int
-    loss_sum: float
+    total: int  # rows
+    metrics: dict[str, list[Any]]  # [sum, weight] by name: two numbers, or two lists of equal length
     logged: dict[str, float]
 
 
@@ -42,7 +44,7 @@ class States(Protocol):
         ...
 
     def flush(self) -> list[dict[str, str]]:
-        """Write what changed since the last call, and name the files that hold all states, oldest first."""
+        """Write what changed since the last call, and return the files that hold all states, oldest first."""
         ...
 
 
@@ -50,18 +52,56 @@ class Clients(Protocol):
     """How a server reaches its clients. ``shared`` goes to all, ``own`` (leaves (K, ...)) to each."""
 
     @property
+    def name(self) -> str:
+        """The name of this way to reach clients, for the record."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the run should know."""
+        ...
+
+    @property
     def store(self) -> States:
         """The states of the clients that took part, for checkpoints."""
         ...
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
-        """Let each client do one round of local work; states change only for accepted uploads."""
+        """Let each client do one round of local work. No state changes before :meth:`accept`."""
+        ...
+
+    def accept(self, clients: Sequence[int]) -> None:
+        """Commit the new states of these clients, some of those that the last :meth:`train` answered for."""
         ...
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
-        """Personalise and count on each client's own held-out rows; no state changes."""
+        """Personalise and score on each client's own held-out rows; no state changes."""
         ...
 
     def took_part(self, client: int) -> bool:
-        """Whether an upload of this client was ever accepted."""
+        """Return whether an upload of this client was ever accepted."""
+        ...
+
+    def timings(self) -> dict[str, float]:
+        """Return the device's seconds by phase, where they are counted."""
+        ...
+
+
+class Inspectable(Protocol):
+    """What a simulation offers beside it: a look into its clients, which no server and no method may take."""
+
+    def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
+        """Return the personal models themselves, one tree for each client."""
+        ...
+
+    def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
+        """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...)."""
+        ...
+
+    def examples(self, client: int, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a client's rows of a split in chunks, as its model takes them: x (B, ...), y (B,)."""
+        ...
+
+    def states(self) -> dict[int, Tree]:
+        """Return the states of the clients that took part, by client; they may be many."""
         ...

@@ -3,7 +3,10 @@
 import torch
 
 from bespoke.clients.simulated import Call, Mapped, Simulated
+from bespoke.clients.work import desk_alone
 from bespoke.core import rng, tree
+from bespoke.core.local import collected
+from bespoke.core.tree import Tree
 
 
 class SequentialClients(Simulated):
@@ -17,23 +20,34 @@ class SequentialClients(Simulated):
 
 def one_by_one(clients: Simulated, call: Call) -> Mapped:
     """Run a call for one client after another."""
-    pool, results, breaks = clients.pool, [], 0
+    results, breaks = list[Tree](), 0
     ids = torch.tensor(list(call.clients), device=clients.root.device)
     keys = rng.stream(clients.root, call.purpose, call.round, ids)
-    clock = clients.clock(call.round)
+    time = clients.clock(call.round)
     for i, client in enumerate(call.clients):
-        n = pool.train.sizes[client]
-        rows, size = pool.train.block([client], call.width or n)
-        extra = tree.map(lambda x, c=client: x[c], pool.extra)
-        held_out = {}
-        for name, lists in clients.held_out().items() if call.held_out else ():
-            split_rows, split_size = lists.block([client], max(1, lists.sizes[client]))
-            held_out[name] = clients.data(split_rows[0], split_size[0], extra)
-        stored = tree.map(lambda x: x[0], clients.stored([client]))
-        data = clients.data(rows[0], size[0], extra)
-        local = clients.desk(clock, data, keys[i], stored["moments"], n, n)
-        down = call.shared | tree.map(lambda x, i=i: x[i], call.own)
-        with torch.no_grad():
-            results.append(tree.detach(call.fn(local, held_out, stored["state"], down)))
-        breaks += local.breaks
+        try:
+            out, broke = _one(clients, call, client, keys[i], time, tree.map(lambda x, i=i: x[i], call.own))
+        except Exception as error:
+            method, name = type(clients.algorithm).__name__, clients.pool.names[client]
+            error.add_note(f"This happened in {method}, client {client} ({name}), round {call.round}.")
+            raise
+        results.append(out)
+        breaks += broke
     return Mapped(tree.stack(results), 0.0, breaks)
+
+
+def _one(clients: Simulated, call: Call, client: int, key: torch.Tensor, time: Tree, own: Tree) -> tuple[Tree, int]:
+    pool = clients.pool
+    n = pool.train.sizes[client]
+    rows, size = pool.train.block([client], call.width or n)
+    extra = tree.map(lambda x: x[client], pool.extra)
+    held_out = {}
+    for name, lists in clients.held_out().items() if call.held_out else ():
+        split_rows, split_size = lists.block([client], max(1, lists.sizes[client]))
+        held_out[name] = clients.rows(split_rows[0], split_size[0], extra)
+    stored = tree.map(lambda x: x[0], clients.stored([client]))
+    data = clients.rows(rows[0], size[0], extra)
+    local = desk_alone(clients.task, clients.training, data, n, key, time, stored["moments"])
+    with torch.no_grad():
+        out = tree.detach(call.fn(local, held_out, stored["state"], call.shared | own))
+    return out, collected(local).breaks

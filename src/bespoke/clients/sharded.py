@@ -1,7 +1,7 @@
 """Clients spread over the processes of a run: each trains and evaluates its own, and all learn the answers."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from bespoke.clients.simulated import Simulated
 from bespoke.clients.states import StateStore
 from bespoke.core import tree
 from bespoke.core.algorithm import Uploads
+from bespoke.core.local import Local
 from bespoke.core.tree import Tree
 
 
@@ -61,7 +62,6 @@ class ShardedClients:
     def __init__(self, inner: Simulated) -> None:
         """``inner`` runs the clients whose home is this process."""
         self.inner, self.name = inner, inner.name
-        self.runner = getattr(inner, "runner", None)  # of this process
         self.home = homes(inner.pool.train.sizes, inner.pool.num_clients, processes.world())
         self.store = ShardedStates(inner.store, self.home)
         self.notes: list[str] = []
@@ -70,6 +70,7 @@ class ShardedClients:
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let each process train its clients, then gather the uploads."""
+        self.inner.accept([])  # forget what an earlier round proposed, also where nobody trains now
         mine, theirs = self._share(clients, own)
         done = self.inner.train(round, mine, shared, theirs) if mine else None
         said = done and {
@@ -83,7 +84,6 @@ class ShardedClients:
         heads = [said for said, _ in answers]
         stacked = tree.concat([part for _, part in answers])
         ids = stacked["clients"].tolist()
-        self.store.took_part.update(ids)
         place = {c: i for i, c in enumerate(clients)}
         order = sorted(range(len(ids)), key=lambda i: place[ids[i]])
         logged = {name: [v for said in heads for v in said["logged"][name]] for name in heads[0]["logged"]}
@@ -106,12 +106,22 @@ class ShardedClients:
                 rows[row.client].append(row)
         return [row for c in clients for row in rows[c]]
 
+    def accept(self, clients: Sequence[int]) -> None:
+        """Let each process commit the states of its own clients."""
+        rank = processes.rank()
+        self.inner.accept([c for c in clients if self.home[c] == rank])
+        self.store.took_part.update(clients)
+
     def took_part(self, client: int) -> bool:
-        """Whether an upload of this client was ever accepted."""
+        """Return whether an upload of this client was ever accepted."""
         return client in self.store.took_part
 
+    def timings(self) -> dict[str, float]:
+        """Return the seconds of this process's device."""
+        return self.inner.timings()
+
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
-        """The personal models themselves, one tree a client, in every process."""
+        """Return the personal models themselves, one tree for each client, in every process."""
         mine, theirs = self._share(clients, own)
         models = self.inner.personal(round, mine, shared, theirs) if mine else []
         part = {"models": tree.stack(models)} if models else {}
@@ -120,6 +130,28 @@ class ShardedClients:
             if ids:
                 found |= zip(ids, tree.unstack(gathered["models"], len(ids)), strict=True)
         return [found[c] for c in clients]
+
+    def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
+        """Map ``fn`` over the clients of all processes and stack: leaves (K, ...), in every process."""
+        mine, theirs = self._share(clients, own)
+        width = max(self.inner.pool.train.sizes[c] for c in clients)
+        part = {"probed": self.inner.probe(fn, mine, shared, theirs, width)} if mine else {}
+        answers = [(ids, found["probed"]) for ids, found in self._gather(mine, part) if ids]
+        place = {c: i for i, c in enumerate(clients)}
+        return tree.merge([found for _, found in answers], [[place[c] for c in ids] for ids, _ in answers])
+
+    def examples(self, client: int, split: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield a client's rows of a split in chunks; every process holds the pool."""
+        return self.inner.examples(client, split)
+
+    def states(self) -> dict[int, Tree]:
+        """Return all stored states by client, in every process."""
+        found: dict[int, Tree] = {}
+        own = self.inner.store.ids()
+        for ids, part in self._gather(own, {"states": self.inner.store.get(own)} if own else {}):
+            if ids:
+                found |= zip(ids, tree.unstack(part["states"], len(ids)), strict=True)
+        return dict(sorted(found.items()))
 
     def _gather(self, value: Any, part: Tree) -> list[tuple[Any, Tree]]:
         """A value and a tree from each process, and what it has to note."""

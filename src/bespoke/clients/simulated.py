@@ -1,9 +1,9 @@
-"""Clients that live in this process: what one of them does, whatever way they are run."""
+"""Clients that live in this process: their data and their states, whatever way they are run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,19 +11,18 @@ from torch.func import vmap
 
 from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.clients.states import StateStore
+from bespoke.clients.work import HeldOut, Work, clock
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
-from bespoke.core.data import Data, FederatedData, Rows, on_device
+from bespoke.core.data import FederatedData, Rows, on_device
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
-from bespoke.core.task import Task, arithmetic, row_losses
+from bespoke.core.task import Task, arithmetic
 from bespoke.core.tree import Tree
-from bespoke.engine.lanes import Eager, Runner
-
-TEST_CHUNK = 256
+from bespoke.engine.rows import ClientRows
 
 # What runs on a client: its desk, its held-out rows by split, its state, what it received -> a tree.
-ClientFunction = Callable[[Local, dict[str, Data], Tree, Tree], Tree]
+ClientFunction = Callable[[Local, HeldOut, Tree, Tree], Tree]
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,11 @@ class Call:
     shared: Tree
     own: Tree  # leaves (K, ...)
     held_out: bool = False  # whether ``fn`` is given test and validation rows
+    name: str = ""  # the same for the same work, so that it can be recorded; a probe may bring anything and has none
     width: int | None = None  # pad the train rows to so many; None = as is best
 
     def part(self, places: Sequence[int]) -> "Call":
-        """The same call for some of the clients, by their places in the list."""
+        """Return the same call for some of the clients, by their places in the list."""
         index = torch.tensor(list(places), dtype=torch.int64)
         return replace(self, clients=[self.clients[i] for i in places], own=tree.take(self.own, index))
 
@@ -54,16 +54,13 @@ class Mapped(NamedTuple):
 
 
 def _to_host(columns: dict[str, Tensor]) -> dict[str, list[float]]:
-    """Values (K,) by name as lists, in one transfer."""
+    """Return values (K,) by name as lists, in one transfer."""
     rows = torch.stack([column.double() for column in columns.values()]).tolist()
     return dict(zip(columns, rows, strict=True))
 
 
 class Simulated(ABC):
-    """Clients that live in this process: their data, their states, and how one of them works.
-
-    A subclass says only how to run a function over several clients: :meth:`_map`.
-    """
+    """Clients that live in this process. A subclass says only how to run a function over several: :meth:`_map`."""
 
     name: str
 
@@ -84,167 +81,125 @@ class Simulated(ABC):
 
         ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
         """
-        self.algorithm, self.task, self.params, self.training = algorithm, task, params, training
+        self.work = Work(algorithm, task, adapt_rounds, adapt_epochs)
+        self.task, self.params, self.training = task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
         self.host_root = rng.key(seed)  # keys are made on the host, where they cost no launches
-        self.adapt_rounds, self.adapt_epochs = adapt_rounds, adapt_epochs
         self.notes: list[str] = []
         self.store = StateStore(states, task.device)  # of the clients that took part: {"state": ..., "moments": ...}
+        self._proposed: tuple[Sequence[int], Tree] = ((), {})  # states that wait to be accepted, leaves (K, ...)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method whose client half runs here."""
+        return self.work.algorithm
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Run ``client_update`` for each client."""
-        out, padding, breaks = self._work(Call(self._update, clients, rng.TRAIN, round, shared, own))
+        call = Call(self.work.update, clients, rng.TRAIN, round, shared, own, name="update")
+        out, padding, breaks = self._run(call)
         flags = {f"sound/{part}": sound for part, sound in out["sound"].items()}
-        told = _to_host(flags | {f"logged/{name}": value for name, value in out["logged"].items()})
+        values = _to_host(flags | {f"logged/{name}": value for name, value in out["logged"].items()})
         refused = {
             client: f"its {'state' if upload else 'upload'} holds NaN or inf"
-            for client, upload, state in zip(clients, told["sound/up"], told["sound/kept"], strict=True)
+            for client, upload, state in zip(clients, values["sound/up"], values["sound/kept"], strict=True)
             if not (upload and state)
         }
         places = [i for i, c in enumerate(clients) if c not in refused]
-        accepted = [clients[i] for i in places]
-        up, kept = out["up"], {"state": out["state"], "moments": out["moments"]}
-        if refused:
-            index = on_device(torch.tensor(places, dtype=torch.int64), self.root.device)
-            up, kept = tree.take(up, index), tree.take(kept, index)
-        self.store.put(accepted, kept)
+        answered = [clients[i] for i in places]
+        up = _some(out["up"], places, len(clients))
+        self._proposed = clients, {"state": out["state"], "moments": out["moments"]}
         by_rows = self.training.weighting == "samples"
-        weights = [float(self.pool.train.sizes[c]) if by_rows else 1.0 for c in accepted]
+        weights = [float(self.pool.train.sizes[c]) if by_rows else 1.0 for c in answered]
         uploads = Uploads(
             up,
             on_device(torch.tensor(weights, dtype=torch.float64), self.root.device),
-            on_device(torch.tensor(accepted, dtype=torch.int64), self.root.device),
+            on_device(torch.tensor(answered, dtype=torch.int64), self.root.device),
         )
-        logged = {name: [told[f"logged/{name}"][i] for i in places] for name in out["logged"]}
+        logged = {name: [values[f"logged/{name}"][i] for i in places] for name in out["logged"]}
         return Trained(uploads, refused, logged, padding, breaks)
+
+    def accept(self, clients: Sequence[int]) -> None:
+        """Store the states that these clients proposed, and drop those of the others."""
+        (proposed, stacked), self._proposed = self._proposed, ((), {})
+        place = {client: i for i, client in enumerate(proposed)}
+        missing = [client for client in clients if client not in place]
+        if missing:
+            raise ValueError(f"clients {missing} cannot be accepted: they did not answer the last call of train")
+        self.store.put(clients, _some(stacked, [place[client] for client in clients], len(proposed)))
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Run ``personalize`` and ``predict`` for each client, after ``adapt`` for those that never took part."""
         rows: dict[int, list[Evaluated]] = {}
-        for seen, work in ((True, self._count), (False, self._adapt_and_count)):
+        for seen, work in ((True, self.work.evaluate), (False, self.work.adapt_and_evaluate)):
             places = [i for i, c in enumerate(clients) if self.took_part(c) == seen]
             if places:
-                call = Call(work, clients, rng.EVAL, round, shared, own, held_out=True).part(places)
-                rows |= self._rows(call.clients, self._work(call).tree)
+                call = Call(work, clients, rng.EVAL, round, shared, own, held_out=True, name=work.__name__)
+                call = call.part(places)
+                rows |= self._rows(call.clients, self._run(call).tree)
         return [row for c in clients for row in rows[c]]
 
     def took_part(self, client: int) -> bool:
-        """Whether an upload of this client was ever accepted."""
+        """Return whether an upload of this client was ever accepted."""
         return client in self.store
 
+    def timings(self) -> dict[str, float]:
+        """Return nothing: where the device's time is counted, a subclass says more."""
+        return {}
+
+    # --- a look into clients ------------------------------------------------------------------------------------
+
     def states(self) -> dict[int, Tree]:
-        """All stored states by client, for a look at them: they may be many."""
+        """Return all stored states by client: they may be many."""
         ids = self.store.ids()
         return dict(zip(ids, tree.unstack(self.store.get(ids), len(ids)), strict=True)) if ids else {}
 
-    def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
+    def probe(
+        self,
+        fn: Callable[[Local, Tree, Tree], Tree],
+        clients: Sequence[int],
+        shared: Tree,
+        own: Tree,
+        width: int | None = None,
+    ) -> Tree:
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
-        width = max(self.pool.train.sizes[c] for c in clients)
+        width = width or max(self.pool.train.sizes[c] for c in clients)
 
-        def work(local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
+        def work(local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
             return fn(local, state, down)
 
-        return self._work(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
+        return self._run(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
-        """The personal models themselves, one tree a client: for saving and for use outside."""
+        """Return the personal models themselves, one tree for each client: for saving and for use outside."""
         models = []
         for i, client in enumerate(clients):  # one at a time, so that only the results lie in memory
-            work = self._personal if self.took_part(client) else self._adapted_personal
-            call = Call(work, clients, rng.EVAL, round, shared, own).part([i])
-            models += tree.unstack(self._work(call).tree, 1)
+            work = self.work.personalize if self.took_part(client) else self.work.adapt_and_personalize
+            call = Call(work, clients, rng.EVAL, round, shared, own, name=work.__name__).part([i])
+            models += tree.unstack(self._run(call).tree, 1)
         return models
 
-    # --- one client's work --------------------------------------------------------------------------------------
+    def examples(self, client: int, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a client's rows of a split in chunks, as its model takes them: x (B, ...), y (B,)."""
+        lists = {"train": self.pool.train, "test": self.pool.test, "val": self.pool.val}[split]
+        if lists.sizes[client]:
+            rows, size = lists.block([client], lists.sizes[client])
+            extra = tree.map(lambda leaf: leaf[client], self.pool.extra)
+            for part in self.rows(rows[0], size[0], extra).chunks(rng.fold_in(self.root, client)):
+                yield part.x, part.y
 
-    def _update(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
-        new, up = self.algorithm.client_update(local, state, down)
-        leaked = up.keys() & set(self.algorithm.private)
-        if leaked:
-            raise ValueError(f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private")
-        sound = {"up": tree.sound(up), "kept": tree.sound({"state": new, "moments": local.moments})}
-        flags = {part: torch.ones_like(local.n, dtype=torch.bool) if ok is None else ok for part, ok in sound.items()}
-        return {"state": new, "up": up, "moments": local.moments, "logged": local.logged, "sound": flags}
-
-    def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
-        training = replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training
-        rounds = torch.full_like(local.rounds, self.adapt_rounds)
-        moments: Tree = {}
-        for r in range(self.adapt_rounds):
-            desk = replace(
-                local,
-                key=rng.fold_in(rng.fold_in(local.key, rng.ADAPT), r),
-                training=training,
-                round=torch.full_like(local.round, r + 1),
-                rounds=rounds,
-                lr=torch.full_like(local.lr, training.lr * training.lr_factor(r + 1, self.adapt_rounds)),
-                moments=moments,
-                logged={},
-            )
-            state = self.algorithm.adapt(desk, state, down)
-            moments = desk.moments
-        return state
-
-    def _count(self, local: Local, held_out: dict[str, Data], state: Tree, down: Tree) -> Tree:
-        personal = self._personal(local, held_out, state, down)
-        counts = {split: self._score(local, data, personal) for split, data in held_out.items()}
-        return {"counts": counts, "logged": local.logged}
-
-    def _adapt_and_count(self, local: Local, held_out: dict[str, Data], state: Tree, down: Tree) -> Tree:
-        return self._count(local, held_out, self._adapt(local, state, down), down)
-
-    def _personal(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
-        local.moments = {}  # kept moments belong to training
-        return self.algorithm.personalize(local, state, down)
-
-    def _adapted_personal(self, local: Local, _: dict[str, Data], state: Tree, down: Tree) -> Tree:
-        return self._personal(local, _, self._adapt(local, state, down), down)
-
-    def _score(self, local: Local, data: Data, personal: Tree) -> Tree:
-        """Counts by view: correct predictions and summed cross entropy. A row with NaN logits is wrong."""
-        views: dict[str, Tree] = {}
-        index = torch.arange(data.width, device=self.root.device)
-        real = data.mask()
-        with torch.no_grad():
-            for i, rows in enumerate(index.split(TEST_CHUNK)):
-                x, y = data.gather(rows, rng.fold_in(rng.fold_in(local.key, -3), i), train=False)
-                predictions = self.algorithm.predict(self.task, personal, x)
-                named = predictions if isinstance(predictions, dict) else {"personal": predictions}
-                for view, logits in named.items():
-                    right = (logits.argmax(dim=-1) == y) & torch.isfinite(logits).all(dim=-1)
-                    loss = row_losses(logits, y)
-                    part = {
-                        "correct": (right.to(real.dtype) * real[rows]).sum(),
-                        # where, not a product: padding must not turn an unsound loss into NaN, nor hide one
-                        "loss_sum": torch.where(real[rows] > 0, loss, torch.zeros_like(loss)).sum(),
-                    }
-                    views[view] = tree.add(views[view], part) if view in views else part
-        return views
-
-    def _rows(self, clients: Sequence[int], out: Tree) -> dict[int, list[Evaluated]]:
-        logged = {name: values.tolist() for name, values in out["logged"].items()}
-        rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
-        for split, views in out["counts"].items():
-            sizes = self.held_out()[split].sizes
-            for view, counts in views.items():
-                correct, loss_sum = counts["correct"].tolist(), counts["loss_sum"].tolist()
-                for i, c in enumerate(clients):
-                    values = {name: v[i] for name, v in logged.items()}
-                    rows[c].append(Evaluated(c, split, view, round(correct[i]), sizes[c], loss_sum[i], values))
-        return rows
-
-    # --- preparing the call -------------------------------------------------------------------------------------
+    # --- preparing a call ---------------------------------------------------------------------------------------
 
     def held_out(self) -> dict[str, Rows]:
-        """The splits that have rows at all, by name."""
+        """Return the splits that have rows at all, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
         return {name: rows for name, rows in splits.items() if len(rows.index)}
 
     def stored(self, clients: Sequence[int], mapped: bool = False) -> Tree:
-        """States and moments, leaves (K, ...): stored ones, or the first ones of clients that never took part."""
+        """Return states and moments, leaves (K, ...): stored ones, or the first ones of those that never took part."""
         parts, places = list[Tree](), list[list[int]]()
         for seen in (True, False):
             if chosen := [i for i, c in enumerate(clients) if self.took_part(c) == seen]:
@@ -254,7 +209,7 @@ class Simulated(ABC):
         return tree.merge(parts, places)
 
     def _first(self, clients: Sequence[int], mapped: bool) -> Tree:
-        """What clients that never took part start with, leaves (K, ...)."""
+        """Return what clients that never took part start with, leaves (K, ...)."""
         device, known = self.root.device, [c if c < self.pool.num_clients else -1 for c in clients]
         ids = torch.tensor(known, device=device)
 
@@ -270,45 +225,15 @@ class Simulated(ABC):
         return {"state": state, "moments": zeros}
 
     def clock(self, round: int) -> Tree:
-        """What tells a client the time, as 0-d tensors: the round, their number, and the round's learning rate."""
-        lr = self.training.lr * self.training.lr_factor(max(round, 1))
-        device = self.root.device
-        return {
-            "round": torch.full((), round, dtype=torch.int64, device=device),
-            "rounds": torch.full((), self.training.rounds, dtype=torch.int64, device=device),
-            "lr": torch.full((), lr, dtype=self.task.dtype, device=device),
-        }
+        """Return what tells a client the time."""
+        return clock(self.task, self.training, round)
 
-    def desk(
-        self,
-        clock: Tree,
-        data: Data,
-        key: Tensor,
-        moments: Tree,
-        smallest: int,
-        largest: int,
-        runner: Runner | None = None,
-    ) -> Local:
-        """The desk of a client; with a runner, of each client of a block inside vmap."""
-        return Local(
-            task=self.task,
-            data=data,
-            key=key,
-            **clock,
-            training=self.training,
-            smallest=smallest,
-            largest=largest,
-            mapped=runner is not None,
-            runner=runner or Eager(),
-            moments=moments,
-        )
-
-    def data(self, rows: Tensor, n: Tensor, extra: Tree) -> Data:
-        """What a client sees of the pool through its rows (width,)."""
+    def rows(self, rows: Tensor, n: Tensor, extra: Tree) -> ClientRows:
+        """Return what a client sees of the pool through its rows (width,)."""
         pool = self.pool
-        return Data(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
+        return ClientRows(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
 
-    def _work(self, call: Call) -> Mapped:
+    def _run(self, call: Call) -> Mapped:
         """Run a call in the task's precision."""
         with arithmetic(self.task.precision):
             return self._map(call)
@@ -316,3 +241,38 @@ class Simulated(ABC):
     @abstractmethod
     def _map(self, call: Call) -> Mapped:
         """Run a function on each client and stack the results."""
+
+    # --- reading the answer -------------------------------------------------------------------------------------
+
+    def _rows(self, clients: Sequence[int], out: Tree) -> dict[int, list[Evaluated]]:
+        logged = {name: values.tolist() for name, values in out["logged"].items()}
+        rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
+        for split, views in out["scores"].items():
+            lists = self.held_out()[split]
+            for view, score in views.items():
+                columns = {
+                    name: (pair["sum"].tolist(), pair["weight"].tolist()) for name, pair in score["metrics"].items()
+                }
+                for i, c in enumerate(clients):
+                    values = {name: v[i] for name, v in logged.items()}
+                    found = {name: [sums[i], weights[i]] for name, (sums, weights) in columns.items()}
+                    if self.work.gathered:
+                        found |= self._from_outputs(score["outputs"][i][: lists.sizes[c]], lists.client(c))
+                    ordered = {name: found[name] for name in self.task.objective.metrics}
+                    rows[c].append(Evaluated(c, split, view, lists.sizes[c], ordered, values))
+        return rows
+
+    def _from_outputs(self, outputs: Tensor, rows: Tensor) -> dict[str, list[Any]]:
+        """Return the metrics that do not map, from one client's outputs (n, ...) and pool rows (n,)."""
+        y, mask = self.pool.y[rows], torch.ones(len(rows), dtype=self.task.dtype, device=self.root.device)
+        metrics = self.task.objective.metrics
+        pairs = {name: metrics[name].fn(outputs, y, mask) for name in sorted(self.work.gathered)}
+        return {name: [total.tolist(), weight.tolist()] for name, (total, weight) in pairs.items()}
+
+
+def _some(stacked: Tree, places: Sequence[int], count: int) -> Tree:
+    """Return these rows of a tree of ``count`` rows, which is the tree itself for all in order."""
+    if list(places) == list(range(count)):
+        return stacked
+    like = next(tree.leaves(stacked), torch.empty(0))
+    return tree.take(stacked, on_device(torch.tensor(list(places), dtype=torch.int64), like.device))

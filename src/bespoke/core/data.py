@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.gpu import step
 
 # transform(key, x, extra, train) -> x: applied to every gathered batch; `extra` are the client's own constants.
 Transform = Callable[[Tensor, Tensor, Tree, bool], Tensor]
@@ -31,50 +30,6 @@ class Batch(NamedTuple):
     positions: Tensor  # (B,) in the client's own list of rows: serves caches
     step: Tensor  # () int64, counted within the fold
     key: Tensor  # (2,) for dropout, augmentation, noise
-
-
-def fetch(
-    x: Tensor,
-    y: Tensor,
-    rows: Tensor,
-    key: Tensor,
-    extra: Tree,
-    transform: Transform | None,
-    dtype: torch.dtype,
-    train: bool,
-) -> tuple[Tensor, Tensor]:
-    """Examples and labels at ``rows`` (B,) of a pool, as a model takes them: x (B, ...), y (B,)."""
-    if transform is not None:
-        examples = transform(key, x[rows], extra, train)
-    else:
-        examples = step.take_scaled(x, rows, dtype) if x.dtype == torch.uint8 else x[rows]
-    return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
-
-
-@dataclass(frozen=True)
-class Data:
-    """What one client can see: the pool, the rows of it that are its own (padded), and how many are real."""
-
-    x: Tensor  # (N, ...) the pool
-    y: Tensor  # (N,) int64
-    rows: Tensor  # (width,) int64; beyond n they repeat a valid row
-    n: Tensor  # () int64
-    extra: Tree = field(default_factory=dict)
-    transform: Transform | None = None
-    dtype: torch.dtype = torch.float32
-
-    @property
-    def width(self) -> int:
-        """The padded number of rows."""
-        return self.rows.shape[-1]
-
-    def mask(self) -> Tensor:
-        """1.0 for each real row, 0.0 for padding: (width,)."""
-        return (torch.arange(self.width, device=self.rows.device) < self.n).to(self.dtype)
-
-    def gather(self, index: Tensor, key: Tensor, train: bool) -> tuple[Tensor, Tensor]:
-        """Examples and labels at positions ``index`` (B,) of the client's list: x (B, ...), y (B,)."""
-        return fetch(self.x, self.y, self.rows[index], key, self.extra, self.transform, self.dtype, train)
 
 
 @dataclass(frozen=True)
@@ -154,20 +109,3 @@ class FederatedData:
             val=replace(self.val, index=self.val.index.to(device)),
             extra=tree.to(self.extra, device),
         )
-
-
-def blocks(sizes: Sequence[int], chunk: int, similar: float = 0.5) -> list[list[int]]:
-    """Pack positions into blocks of at most ``chunk`` whose sizes are at least ``similar`` times the block's largest.
-
-    Small clients are kept together whatever their ratio, since a few padded rows cost less than a call.
-    """
-    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-    packed: list[list[int]] = []
-    for i in order:
-        if packed and len(packed[-1]) < chunk:
-            largest = sizes[packed[-1][0]]
-            if sizes[i] >= similar * largest or largest <= 16:
-                packed[-1].append(i)
-                continue
-        packed.append([i])
-    return packed

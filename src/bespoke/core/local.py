@@ -1,29 +1,24 @@
 """One client's desk: all that a method may do with a client's data."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
 from bespoke.core import rng, tree
-from bespoke.core.data import Batch, Data
+from bespoke.core.data import Batch
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
-from bespoke.engine import optim
-from bespoke.engine.lanes import Eager, Runner, choose, stacked, step_out
-from bespoke.engine.purity import refuse_tensors
-from bespoke.engine.scan import Finish, Fold, Step, per_pass, run, take_over
 
-FEATURE_CHUNK = 256
-
-Loss = Callable[..., Tensor]
+Step = Callable[..., Tree]  # carry = step(carry, batch, *consts), a pure function
+Loss = Callable[..., Tensor]  # 0-d = loss(params, batch, *consts), a pure function
+Watch = Callable[[Tree, Tree, Batch], Tree]  # seen = watch(seen, params, batch), a pure function
 Rate = float | tuple[float, float]
 Rates = Rate | dict[str, Rate]
-Watch = Callable[[Tree, Tree, Batch], Tree]
 
 
 class Features(NamedTuple):
@@ -32,6 +27,84 @@ class Features(NamedTuple):
     z: Tensor  # (width, d)
     y: Tensor  # (width,)
     mask: Tensor  # (width,) 1.0 for a real row
+
+
+class Length(NamedTuple):
+    """How long a loop over minibatches is."""
+
+    epochs: int
+    steps: int | None = None  # instead of epochs
+    limit: Tensor | None = None  # 0-d: may end a client earlier
+    per_step: int = 1  # minibatches that a step is given
+
+
+def per_pass(n: Any, batch: int, drop: bool) -> Any:
+    """Return the number of minibatches of min(batch, n) rows in one pass over n rows, an int or a tensor."""
+    size = n.clamp(max=batch) if isinstance(n, Tensor) else min(batch, n)
+    return n // size if drop else -(-n // size)
+
+
+class Descent(NamedTuple):
+    """What to minimise, and from where."""
+
+    loss: Loss
+    params: Tree
+    watch: Watch | None
+    seen: Tree
+    consts: tuple[Any, ...]
+    rates: Tensor | list[Tensor]  # 0-d: one for all leaves, or one for each
+    moments: Tree  # kept from an earlier call; empty for a fresh start
+    length: Length
+    tag: int
+
+
+class Descended(NamedTuple):
+    """Where a descent ended."""
+
+    params: Tree
+    seen: Tree
+    moments: Tree
+    loss: Tensor  # 0-d: the mean over the rows seen
+
+
+class Strategy(Protocol):
+    """How a desk reaches its client's train rows and runs its loops: for one client alone, or in lanes of a block.
+
+    The library's business, in :mod:`bespoke.engine`: no method sees it.
+    """
+
+    @property
+    def n(self) -> Tensor:
+        """The number of train rows, 0-d int64."""
+        ...
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Return the labels of all train rows, padding included, and their mask (width,)."""
+        ...
+
+    def chunks(self, key: Tensor) -> Iterator[Batch]:
+        """Yield all train rows, padding included, in order, without augmentation."""
+        ...
+
+    def scan(self, desk: "Local", step: Step, carry: Tree, consts: tuple[Any, ...], length: Length, tag: int) -> Tree:
+        """Return the carry after the client's own number of steps."""
+        ...
+
+    def descend(self, desk: "Local", descent: Descent) -> Descended:
+        """Run the configured optimiser."""
+        ...
+
+    def host(self, fn: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Call ``fn`` outside of what is mapped or recorded, with a leading axis of clients."""
+        ...
+
+
+class Collected(NamedTuple):
+    """What a desk collected while a method worked at it."""
+
+    moments: Tree  # of the optimiser, by tag
+    logged: Tree  # 0-d float64 by name
+    breaks: int  # calls of the host
 
 
 @dataclass
@@ -43,24 +116,20 @@ class Local:
     """
 
     task: Task
-    data: Data
     key: Tensor  # (2,)
     round: Tensor
     rounds: Tensor
     lr: Tensor  # the schedule is applied
     training: Training
-    smallest: int  # no client that runs together with this one has fewer rows,
-    largest: int  # nor more
-    mapped: bool = False  # inside vmap, where the loops are the runner's
-    runner: Runner = field(default_factory=Eager)
-    moments: Tree = field(default_factory=dict)  # kept optimiser moments, by tag
-    logged: Tree = field(default_factory=dict)
-    breaks: int = 0
+    _strategy: Strategy
+    _moments: Tree = field(default_factory=dict)  # kept by the optimiser, by tag
+    _logged: Tree = field(default_factory=dict)
+    _breaks: int = 0
 
     @property
     def n(self) -> Tensor:
         """The number of train rows, 0-d int64."""
-        return self.data.n
+        return self._strategy.n
 
     @property
     def epochs(self) -> int:
@@ -73,11 +142,11 @@ class Local:
         return self.training.batch
 
     def log(self, **scalars: Tensor | float) -> None:
-        """Put 0-d values on the client's row of the record; they are not part of the upload."""
+        """Put 0-d values on the client's line of the record; they are not part of the upload."""
         for name, value in scalars.items():
             if not isinstance(value, Tensor):
                 value = torch.full((), value, device=self.key.device, dtype=torch.float64)
-            self.logged[name] = value.detach().double()  # exact for counts of bytes
+            self._logged[name] = value.detach().double()  # exact for counts of bytes
 
     # --- the one loop -------------------------------------------------------------------------------------------
 
@@ -99,40 +168,22 @@ class Local:
         earlier; ``per_step = k`` hands a tuple of k batches. ``tag = 0`` is the main pass, which sees the
         same batches in every method; further passes take other tags.
         """
-        refuse_tensors(step, Local, "step")
-        return self._fold(step, take_over, carry, consts, epochs, steps, limit, per_step, tag)
-
-    def _fold(
-        self,
-        step: Step,
-        finish: Finish,
-        carry: Tree,
-        consts: tuple[Any, ...],
-        epochs: int | None,
-        steps: int | None,
-        limit: Tensor | None,
-        per_step: int,
-        tag: int,
-        slope: str | None = None,
-    ) -> Tree:
-        epochs, steps = self._length(epochs, steps)
-        drop = self.training.last_batch == "drop"
-        fold = Fold(step, finish, consts, epochs, steps, limit, per_step, tag, self.batch, drop, slope)
-        return run(self, fold, carry)
+        length = self._length(epochs, steps, limit, per_step)
+        return self._strategy.scan(self, step, carry, consts, length, tag)
 
     def num_steps(self, epochs: int | None = None, per_step: int = 1) -> Tensor:
-        """This client's own number of steps in so many epochs (default: the training settings'), 0-d int64."""
-        epochs, steps = self._length(epochs, None)
-        if steps is not None:
-            return torch.full_like(self.n, steps)
-        return -(-epochs * per_pass(self.n, self.batch, self.training.last_batch == "drop") // per_step)
+        """Return this client's number of steps in so many epochs (default: the training settings'), 0-d int64."""
+        length = self._length(epochs, None)
+        if length.steps is not None:
+            return torch.full_like(self.n, length.steps)
+        return -(-length.epochs * per_pass(self.n, self.batch, self.training.last_batch == "drop") // per_step)
 
-    def _length(self, epochs: int | None, steps: int | None) -> tuple[int, int | None]:
+    def _length(self, epochs: int | None, steps: int | None, limit: Tensor | None = None, per_step: int = 1) -> Length:
         if epochs is not None and steps is not None:
             raise ValueError("give epochs or steps, not both")
         if epochs is None and steps is None:
             steps = self.training.steps or None
-        return self.epochs if epochs is None else epochs, steps
+        return Length(self.epochs if epochs is None else epochs, steps, limit, per_step)
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -169,69 +220,36 @@ class Local:
         limit: Tensor | None = None,
         tag: int = 0,
     ) -> tuple[Tree, Tree]:
-        """:meth:`sgd` for methods that use the iterates: the last one, and what ``watch`` made of all.
+        """Do as :meth:`sgd`, and return the last iterate and what ``watch`` made of all of them.
 
         After each step ``seen = watch(seen, params, batch)``, a pure function like the loss.
         """
-        refuse_tensors(loss, Local, "loss")
-        if watch is not None:
-            refuse_tensors(watch, Local, "watch")
         if not params:
             return params, seen
-        training, mapped = self.training, self.mapped
-        owned = mapped and self.runner.owns_carry
-        slot = str(tag)
-        moments = optim.init(training, params)
-        if kept := self.moments.get(slot):  # by name: a tree read from a file may be in another order
-            moments = tree.map(lambda _, value: value, moments, kept)
-        rates = self._rates(params, lr)
+        slot, length, rates = str(tag), self._length(epochs, steps, limit), self._rates(params, lr)
+        moments = self._moments.get(slot, {})
+        done = self._strategy.descend(self, Descent(loss, params, watch, seen, consts, rates, moments, length, tag))
+        if self.training.keep_optimizer:
+            self._moments = {**self._moments, slot: done.moments}
+        self.log(**{f"loss_{tag}" if tag else "loss": done.loss})
+        return done.params, done.seen
 
-        def step(carry: Tree, batch: Batch, rates: Any, *consts: Any) -> Tree:
-            out = {"loss": loss(carry["params"], batch, *consts), "rows": batch.mask.sum()}
-            return out if watch is None else out | {"batch": batch}
-
-        def finish(carry: Tree, out: Tree, consts: tuple[Any, ...], active: Tensor | None) -> Tree:
-            leaves = list(tree.leaves(carry["params"]))
-            moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
-            grads, rates = out["grads"], consts[0]
-            summed = torch.addcmul(carry["loss"], out["loss"], out["rows"])
-            done = {"loss": summed, "rows": carry["rows"] + out["rows"]}
-            if owned and optim.update_in_place(training, leaves, grads, moments, rates, active):
-                params = carry["params"]
-            else:
-                new, kept = optim.update(training, leaves, grads, moments, rates, mapped)
-                params = done["params"] = _refill(carry["params"], iter(new))
-                done["moments"] = _refill(carry["moments"], iter([t for name in moments for t in kept[name]]))
-            if watch is not None:
-                done["seen"] = (vmap(watch) if mapped else watch)(carry["seen"], params, out["batch"])
-            if active is not None:
-                done = tree.map(lambda x, old: choose(active, x, old), done, {name: carry[name] for name in done})
-            return carry | done
-
-        zero = self.key.new_zeros((), dtype=self.task.dtype)
-        carry: Tree = {"params": params, "moments": moments, "loss": zero, "rows": zero, "seen": seen}
-        carry = self._fold(step, finish, carry, (rates, *consts), epochs, steps, limit, 1, tag, slope="params")
-        if training.keep_optimizer:
-            self.moments = {**self.moments, slot: carry["moments"]}
-        self.log(**{f"loss_{tag}" if tag else "loss": carry["loss"] / carry["rows"].clamp(min=1.0)})
-        return carry["params"], carry["seen"]
-
-    def _rates(self, params: Tree, lr: Rates | None) -> Any:
-        """The learning rate, one for all leaves or one for each: numbers outside vmap, 0-d tensors inside."""
-        base = self.training.lr
+    def _rates(self, params: Tree, lr: Rates | None) -> Tensor | list[Tensor]:
+        """Return the learning rate, 0-d: one for all leaves, or one for each."""
         if isinstance(lr, dict):
             if lr.keys() != params.keys():
                 raise ValueError(f"lr names {sorted(lr)}, but the parameters are {sorted(params)}")
-            wanted = [lr[name] for name in params for _ in tree.leaves({name: params[name]})]
-            return [self._rates({}, r) for r in wanted]
+            return [self._rate(lr[name]) for name in params for _ in tree.leaves({name: params[name]})]
+        return self._rate(lr)
+
+    def _rate(self, lr: Rate | None) -> Tensor:
+        base = self.training.lr
         if isinstance(lr, tuple) and self.training.schedule == "cosine":
             floor = self.training.lr_final / base
             left = (self.lr / base - floor) / (1.0 - floor) if floor < 1.0 else torch.ones_like(self.lr)
-            rate = lr[1] + (lr[0] - lr[1]) * left
-        else:
-            start = lr[0] if isinstance(lr, tuple) else lr
-            rate = self.lr if start is None else self.lr * (start / base)
-        return rate if self.mapped else rate.item()
+            return lr[1] + (lr[0] - lr[1]) * left
+        start = lr[0] if isinstance(lr, tuple) else lr
+        return self.lr if start is None else self.lr * (start / base)
 
     def finetune(
         self, params: Tree, epochs: int | None, part: str = "all", tag: int = 0, lr: Rates | None = None
@@ -258,19 +276,20 @@ class Local:
     # --- statistics ---------------------------------------------------------------------------------------------
 
     def features(self, params: Tree) -> Features:
-        """Features of all train rows with the body's parameters, in the order of the client's list."""
+        """Return the features of all train rows with the body's parameters, in the order of the client's list."""
         with torch.no_grad():
-            parts = [(self.task.features(params, part.x), part.y) for part in self._chunks()]
-        return Features(torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts]), self.data.mask())
+            parts = [(self.task.features(params, part.x), part.y, part.mask) for part in self._chunks()]
+        z, y, mask = (torch.cat(column) for column in zip(*parts, strict=True))
+        return Features(z, y, mask)
 
     def labels(self) -> tuple[Tensor, Tensor]:
-        """Labels (width,) of all train rows in the order of the client's list, and 1.0 for each real row (width,)."""
-        return self.data.y[self.data.rows], self.data.mask()
+        """Return the labels (width,) of all train rows in the order of the client's list, and their mask (width,)."""
+        return self._strategy.labels()
 
     def gradient(self, loss: Loss, params: Tree, *consts: Any) -> Tree:
-        """The gradient at ``params`` of ``loss(params, batch, *consts)``, a mean over rows, for all train rows at once.
+        """Return the gradient at ``params`` of ``loss(params, batch, *consts)``, a mean over rows, for all train rows.
 
-        Without augmentation, and so without chance.
+        Rows are not augmented, so the result is deterministic.
         """
         total = tree.zeros_like(params)
         for part in self._chunks():
@@ -278,21 +297,18 @@ class Local:
         return total
 
     def _chunks(self) -> Iterator[Batch]:
-        """All train rows, padding included, in the order of the client's list."""
-        mask = self.data.mask()
-        for i, rows in enumerate(torch.arange(self.data.width, device=self.key.device).split(FEATURE_CHUNK)):
-            key = rng.fold_in(rng.fold_in(self.key, -2), i)  # tags are not negative
-            x, y = self.data.gather(rows, key, train=False)
-            yield Batch(x, y, mask[rows], rows, torch.full_like(self.n, i), key)
+        return self._strategy.chunks(rng.fold_in(self.key, rng.ALL_ROWS))
 
     def folds(self, k: int, tag: int = 0) -> Tensor:
-        """k stratified folds of the train rows: bool (k, width), each real row in exactly one fold.
+        """Return k folds of the train rows, stratified by class: bool (k, width), each real row in exactly one fold.
 
-        Rows are shuffled, then dealt out class by class.
+        Rows are shuffled, then dealt out class by class; targets that are no classes are dealt out as they come.
         """
-        width, device = self.data.width, self.key.device
-        order = rng.shuffle(rng.fold_in(rng.fold_in(self.key, tag), -1), width, self.n)  # no epoch's or step's number
-        label = torch.where(torch.arange(width, device=device) < self.n, self.data.y[self.data.rows], 2**31)
+        y, mask = self.labels()
+        width, device = len(mask), self.key.device
+        order = rng.shuffle(rng.fold_in(rng.fold_in(self.key, tag), rng.FOLDS), width, self.n)
+        label = y if self.task.objective.classes else torch.zeros_like(mask, dtype=torch.int64)
+        label = torch.where(torch.arange(width, device=device) < self.n, label, 2**31)
         by_class = order[label[order].argsort(stable=True)]
         place = by_class.argsort(stable=True)
         fold = torch.where(torch.arange(width, device=device) < self.n, place % k, -1)
@@ -304,13 +320,16 @@ class Local:
         ``fn(*stacked)`` returns a tuple of tensors with the same leading axis. For what cannot be captured
         (an eigendecomposition); not differentiable.
         """
-        self.breaks += 1
-
-        def work(count: int, dims: Any, tensors: Any) -> list[Tensor]:
-            return list(fn(*(stacked(count, dim, t) for dim, t in zip(dims, tensors, strict=True))))
-
-        return step_out(self.runner, work, tensors)
+        self._breaks += 1
+        return self._strategy.host(fn, tensors)
 
 
-def _refill(like: Tree, values: Iterator[Tensor]) -> Tree:
-    return {k: _refill(v, values) if isinstance(v, dict) else next(values) for k, v in like.items()}
+def renewed(local: Local, **changes: Any) -> Local:
+    """Return another desk of the same client that has collected nothing yet."""
+    fresh: dict[str, Any] = {"_moments": {}, "_logged": {}, "_breaks": 0}
+    return replace(local, **fresh | changes)
+
+
+def collected(local: Local) -> Collected:
+    """Return what a desk collected."""
+    return Collected(local._moments, local._logged, local._breaks)

@@ -17,6 +17,10 @@ from bespoke.gpu import step
 # The root key of a run is split once, by purpose, so that no purpose can disturb another.
 DATA, INIT, COHORT, TRAIN, EVAL, ADAPT, SERVER = range(7)
 
+# A client's key is split once more. Passes over its minibatches have tags from 0 on; what is no pass has a name here.
+# ADAPT serves twice: as a purpose, and inside a client's evaluation for its rounds of adaptation.
+FOLDS, ALL_ROWS, SCORED, SUBSET, AUGMENTED = -1, -2, -3, -4, -5
+
 _MASK = 0xFFFFFFFF
 _PARITY = 0x1BD11BDA
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)

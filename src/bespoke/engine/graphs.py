@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.engine.lanes import Eager, Job, Work
+from bespoke.engine.lanes import Called, Job, One, Work, mapped, schedule
 
 # A step is recorded for numbers of lanes that are multiples of the first (and 1 and 2), a plan for multiples of the
 # second: a step is cheap to record and runs often, a plan is dear and runs once a round.
@@ -36,14 +36,14 @@ def _slots(active: int, lanes: int) -> int:
     return min(lanes, active if active <= 2 else _up(active, STEP_LANES))
 
 
-class Graphs(Eager):
+class Recorded:
     """Runs blocks on CUDA: the first of a kind eagerly, then each shape is recorded once and replayed."""
 
     owns_carry = True
 
     def __init__(self, device: torch.device, most: int, largest: int, record: bool, notes: list[str]) -> None:
         """``most`` is the number of clients in the largest block, ``largest`` of rows of the largest client."""
-        super().__init__(_slots)
+        self.slots: Callable[[int, int], int] = _slots
         self.device, self.most, self.largest, self.record, self.notes = device, most, largest, record, notes
         self.stream = torch.cuda.Stream(device)
         self.seconds = {"recording": 0.0, "steps": 0.0}
@@ -55,6 +55,8 @@ class Graphs(Eager):
         self._recording: _Plan | None = None
         self._loops = 0
         self._name = ""
+        self._sizes: Sequence[int] = ()
+        self._computed = self._seen = 0
         self.forget(most)
 
     def forget(self, most: int) -> None:
@@ -77,24 +79,24 @@ class Graphs(Eager):
         """So many lanes or a few more, for the same reason."""
         return max(clients, min(self.most, _up(clients, PLAN_LANES)))
 
-    def call(
-        self, name: str, sizes: Sequence[int], block: Callable[[Tree], tuple[Tree, int]], inputs: Tree
-    ) -> tuple[Tree, int]:
-        """What ``block(inputs)`` gives, by the way its shape allows; a ``name`` always stands for the same work."""
-        self.begin(sizes)
-        self._name, self._loops = name, 0
+    def call(self, name: str, sizes: Sequence[int], one: One, inputs: Tree) -> Called:
+        """Map ``one`` over the lanes in the way that the shape of ``inputs`` allows."""
+        self._name = name
+        self._begin(sizes)
         flat, spec = tree.flatten_any(inputs)
         key = (name, str(spec), tuple((x.shape, x.dtype) for x in flat))
         self.stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(self.stream), self._timed(name):
-                return self._call(name, key, block, inputs, flat)
+                out, breaks = self._call(name, key, one, inputs, flat)
+                return Called(out, breaks, self._computed, self._seen)
         finally:
             torch.cuda.current_stream().wait_stream(self.stream)
 
-    def _call(
-        self, name: str, key: Hashable, block: Callable[[Tree], tuple[Tree, int]], inputs: Tree, flat: list[Tensor]
-    ) -> tuple[Tree, int]:
+    def _begin(self, sizes: Sequence[int]) -> None:
+        self._sizes, self._computed, self._seen, self._loops = sizes, 0, 0, 0
+
+    def _call(self, name: str, key: Hashable, one: One, inputs: Tree, flat: list[Tensor]) -> tuple[Tree, int]:
         plan = self._plans.get(key)
         known = name in self._warm  # before, libraries and kernels may be missing that cannot be loaded in a recording
         self._warm.add(name)
@@ -102,19 +104,16 @@ class Graphs(Eager):
             self._plans.move_to_end(key)
             plan.replay(flat)
         elif self.record and known and self._failures.get(key, 0) < 2:
-            plan = self._try_to_record(name, key, block, inputs)
+            plan = self._try_to_record(name, key, one, inputs)
         if plan is None:
-            self.begin(self.sizes)
-            self._loops = 0
-            return block(inputs)
+            self._begin(self._sizes)
+            return mapped(one, inputs)
         return tree.map(torch.clone, plan.result), plan.breaks
 
-    def _try_to_record(
-        self, name: str, key: Hashable, block: Callable[[Tree], tuple[Tree, int]], inputs: Tree
-    ) -> "_Plan | None":
+    def _try_to_record(self, name: str, key: Hashable, one: One, inputs: Tree) -> "_Plan | None":
         plan = _Plan(inputs)
         try:
-            self._record(plan, block)
+            self._record(plan, one)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -164,12 +163,12 @@ class Graphs(Eager):
             self._count_mark()
         return dict(self.seconds)
 
-    def _record(self, plan: "_Plan", block: Callable[[Tree], tuple[Tree, int]]) -> None:
+    def _record(self, plan: "_Plan", one: One) -> None:
         begin = time.perf_counter()
         self._recording = plan
         try:
             self._pieces.start()
-            plan.result, plan.breaks = block(plan.inputs)
+            plan.result, plan.breaks = mapped(one, plan.inputs)
             plan.piece(self._pieces.stop())
         except BaseException:
             self._pieces.give_up()
@@ -192,8 +191,8 @@ class Graphs(Eager):
         self._pieces.start()
         return result
 
-    def fold(self, job: Job) -> list[Tensor]:
-        """The carry after each lane's own number of steps: views of a program's buffers where they suffice."""
+    def run(self, job: Job) -> list[Tensor]:
+        """Return the carry after each lane's own number of steps, as views of a program's buffers."""
         shapes = tuple((x.shape[1:], x.dtype) for x in job.carry)
         given = tuple(
             (x.shape if same else x.shape[1:] if i >= job.timed else x.shape[2:], x.dtype, same)
@@ -202,11 +201,15 @@ class Graphs(Eager):
         key = (self._name, self._loops, shapes, given)
         self._loops += 1
         if key not in self._programs:
-            self._programs[key] = _Program(job, max(self.most, len(job.carry[0])), job.calls(self.largest), self._steps)
+            self._programs[key] = _Program(
+                job, max(self.most, len(job.carry[0])), job.num_steps(self.largest), self._steps
+            )
         program, lanes = self._programs[key], len(job.carry[0])
         program.load(job, lanes)
         with self._timed("steps", within=self._name):
-            for _, _, running in self.schedule(job, self.sizes):
+            planned = schedule(job, self._sizes, self.slots)
+            self._computed, self._seen = self._computed + planned.computed, self._seen + planned.seen
+            for _, _, running in planned.steps:
                 begin = time.perf_counter()
                 if program.step(running, self.record):
                     self.seconds["recording"] += time.perf_counter() - begin

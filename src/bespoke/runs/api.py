@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bespoke.clients import BatchedClients, Clients, SequentialClients, ShardedClients, processes
+from bespoke.clients import BatchedClients, SequentialClients, ShardedClients, processes
 from bespoke.clients.states import KINDS
 from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
@@ -24,7 +24,8 @@ from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
 from bespoke.runs.execution import execute
 from bespoke.runs.experiment import Experiment, load
-from bespoke.runs.federation import Evaluation, Event, Federation
+from bespoke.runs.federation import Evaluation, Federation
+from bespoke.runs.recording import Event
 from bespoke.runs.results import Run, ready
 
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
@@ -74,13 +75,12 @@ def _assemble(
     params: Tree,
     backend: str,
     states: str,
-    callbacks: Sequence[Any],
 ) -> Federation:
     if states not in KINDS:
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
     task.check(ready(pool, task, pool.x[pool.train.client(0)[:4]]))
     evaluation = experiment.evaluation
-    clients: Clients
+    clients: SequentialClients | BatchedClients | ShardedClients
     clients = inner = BACKENDS[pick_backend(backend, task.device)](
         experiment.method,
         task,
@@ -104,7 +104,7 @@ def _assemble(
         training=experiment.training,
         evaluation=evaluation,
         seed=experiment.seed,
-        callbacks=callbacks if processes.first() else (),
+        inside=clients,
     )
 
 
@@ -147,9 +147,9 @@ def run(
     shape = tuple(pool.x.shape[1:])
     where, dtype = pick_device(device), torch.get_default_dtype()
     task = build_task(experiment.model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
-    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states, callbacks)
+    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states)
     described = partition.describe()
-    return execute(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})
+    return execute(experiment, federation, pool, described, out, resume, checkpoint_every, stop, callbacks, about or {})
 
 
 def federate(
@@ -214,8 +214,8 @@ def federate(
         ),
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
     )
-    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, states, callbacks)
-    return execute(experiment, federation, pool, {}, out, resume, 10, lambda: False, {})
+    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, states)
+    return execute(experiment, federation, pool, {}, out, resume, 10, lambda: False, callbacks, {})
 
 
 def _digest(*parts: Any) -> str:

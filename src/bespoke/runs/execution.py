@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bespoke import __version__
-from bespoke.clients import processes
+from bespoke.clients import Clients, processes
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
@@ -22,6 +22,7 @@ from bespoke.records import RunFolder
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
 from bespoke.runs.experiment import Experiment, from_tables
 from bespoke.runs.federation import Federation
+from bespoke.runs.recording import Event, recorded
 from bespoke.runs.results import Run
 
 
@@ -34,6 +35,7 @@ def execute(
     resume: bool,
     checkpoint_every: int,
     stop: Callable[[], bool],
+    callbacks: Sequence[Callable[[Event], None]],
     about: dict[str, Any],
 ) -> Run:
     """Run or resume an experiment in the folder ``out``, or a temporary one; of several processes in all of them.
@@ -74,8 +76,17 @@ def execute(
         processes.wait()  # files that no checkpoint names are removed before any process writes another
 
     records = folder if processes.first() else _Reader(folder)
-    server = federation.run(records, server, first, checkpoint, checkpoint_every, lambda: processes.any_of(stop()))
-    notes = notes + list(getattr(federation.clients, "notes", []))
+    server = recorded(
+        federation,
+        records,
+        server,
+        first,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        stop=lambda: processes.any_of(stop()),
+        callbacks=callbacks if processes.first() else (),
+    )
+    notes = notes + federation.clients.notes
     done = Run(experiment, folder, federation, server, pool, notes)
     if processes.first():
         folder.write_json("environment.json", environment | _device_seconds(federation.clients) | {"notes": notes})
@@ -96,6 +107,9 @@ class _Reader:
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
         pass
+
+    def rounds(self) -> list[dict[str, Any]]:
+        return self.folder.rounds()
 
     def clients(self) -> Iterator[dict[str, Any]]:
         return self.folder.clients()
@@ -184,16 +198,15 @@ def _environment(federation: Federation, experiment: Experiment) -> dict[str, An
         "threads": torch.get_num_threads(),
         "dtype": str(federation.task.dtype).removeprefix("torch."),
         "precision": federation.task.precision,
-        "backend": getattr(federation.clients, "name", "unknown"),
+        "backend": federation.clients.name,
         "states": federation.clients.store.kind,
         "world_size": processes.world(),
     }
 
 
-def _device_seconds(clients: Any) -> dict[str, Any]:
-    """Where the device's time went, if the clients' runner counts it."""
-    runner = getattr(clients, "runner", None)
-    seconds = {name: round(s, 3) for name, s in runner.timings().items()} if runner else {}
+def _device_seconds(clients: Clients) -> dict[str, Any]:
+    """Return where the device's time went, if it is counted."""
+    seconds = {name: round(s, 3) for name, s in clients.timings().items()}
     return {"device_seconds": seconds} if seconds else {}
 
 

@@ -1,6 +1,6 @@
 """What comes out of a run: its records, its numbers, and a model for every client."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from bespoke.clients import ShardedClients, Simulated, processes
+from bespoke.clients import processes
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.data import Data, FederatedData
+from bespoke.core.data import FederatedData
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
+from bespoke.engine.rows import ClientRows
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import RunFolder
@@ -50,8 +51,10 @@ def ready(pool: FederatedData, task: Task, x: Tensor, client: int = 0) -> Tensor
     """Raw examples x (B, ...) as a client's model takes them: transformed, in its type, on its device."""
     rows = torch.arange(len(x), device=task.device)
     extra = tree.map(lambda t: t[client].to(task.device), pool.extra)
-    data = Data(x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform)
-    return replace(data, dtype=task.dtype).gather(rows, rng.key(0, task.device), train=False)[0]
+    data = ClientRows(
+        x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform, task.dtype
+    )
+    return data.gather(rows, rng.key(0, task.device), train=False)[0]
 
 
 @dataclass
@@ -86,8 +89,7 @@ class Run:
         In a run of several processes all of them have to ask, and each is given all models.
         """
         everyone = range(self.pool.total_clients)
-        algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.clients
-        assert isinstance(clients, Simulated | ShardedClients)  # only a simulation may look at its clients
+        algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.inspect()
         shared, own = self.federation.down(self.server, everyone)
         rounds = self.folder.rounds()
         last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit

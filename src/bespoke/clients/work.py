@@ -1,0 +1,131 @@
+"""What ONE client does with its rows, its state and what it received. No pool, no neighbour: a real node runs the same.
+
+:func:`desk` sets up a client that is alone with its rows; :class:`Work` is what it does there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.local import Local, Strategy, collected, renewed
+from bespoke.core.settings import Training
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+from bespoke.engine.alone import Alone
+from bespoke.engine.rows import ClientRows
+
+HeldOut = Mapping[str, ClientRows]  # by split
+
+
+def clock(task: Task, training: Training, round: int) -> Tree:
+    """Return what tells a client the time, as 0-d tensors: the round, their number, and the round's learning rate."""
+    lr = training.lr * training.lr_factor(max(round, 1))
+    return {
+        "round": torch.full((), round, dtype=torch.int64, device=task.device),
+        "rounds": torch.full((), training.rounds, dtype=torch.int64, device=task.device),
+        "lr": torch.full((), lr, dtype=task.dtype, device=task.device),
+    }
+
+
+def desk(task: Task, training: Training, strategy: Strategy, key: Tensor, time: Tree, moments: Tree) -> Local:
+    """Return a client's desk; ``time`` is from :func:`clock`, ``moments`` are those that its optimiser kept."""
+    return Local(task=task, key=key, **time, training=training, _strategy=strategy, _moments=moments)
+
+
+def desk_alone(
+    task: Task, training: Training, rows: ClientRows, n: int, key: Tensor, time: Tree, moments: Tree
+) -> Local:
+    """Return the desk of a client that is alone with its n rows."""
+    return desk(task, training, Alone(rows, n), key, time, moments)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The client half of a method, made ready to run. Each function gives a tree, so that it can be mapped."""
+
+    algorithm: Algorithm
+    task: Task
+    adapt_rounds: int = 1
+    adapt_epochs: int = 0  # 0: as in training
+    gathered: frozenset[str] = frozenset()  # metrics that are computed from gathered outputs, because they do not map
+
+    def update(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
+        """Do one round of local work: the new state, the upload, what was collected, and whether all is finite."""
+        new, up = self.algorithm.client_update(local, state, down)
+        leaked = up.keys() & set(self.algorithm.private)
+        if leaked:
+            raise ValueError(f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private")
+        moments, logged, _breaks = collected(local)
+        finite = {"up": tree.sound(up), "kept": tree.sound({"state": new, "moments": moments})}
+        flags = {part: torch.ones_like(local.n, dtype=torch.bool) if ok is None else ok for part, ok in finite.items()}
+        return {"state": new, "up": up, "moments": moments, "logged": logged, "sound": flags}
+
+    def personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
+        """Return the personal model of a client that took part."""
+        return self.algorithm.personalize(renewed(local), state, down)  # kept moments belong to training
+
+    def adapt_and_personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
+        """Return the personal model of a client that never took part."""
+        return self.algorithm.personalize(renewed(local), self._adapt(local, state, down), down)
+
+    def evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
+        """Personalise, and score on the held-out rows of a client that took part."""
+        own = renewed(local)
+        personal = self.algorithm.personalize(own, state, down)
+        scores = {split: self._score(local.key, rows, personal) for split, rows in held_out.items()}
+        return {"scores": scores, "logged": collected(own).logged}
+
+    def adapt_and_evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
+        """Do the same for a client that never took part."""
+        return self.evaluate(local, held_out, self._adapt(local, state, down), down)
+
+    def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
+        training = replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training
+        rounds = torch.full_like(local.rounds, self.adapt_rounds)
+        moments: Tree = {}
+        for r in range(self.adapt_rounds):
+            own = renewed(
+                local,
+                key=rng.fold_in(rng.fold_in(local.key, rng.ADAPT), r),
+                training=training,
+                round=torch.full_like(local.round, r + 1),
+                rounds=rounds,
+                lr=torch.full_like(local.lr, training.lr * training.lr_factor(r + 1, self.adapt_rounds)),
+                _moments=moments,
+            )
+            state = self.algorithm.adapt(own, state, down)
+            moments = collected(own).moments
+        return state
+
+    def _score(self, key: Tensor, rows: ClientRows, personal: Tree) -> Tree:
+        """Return by view the sums and weights of the metrics, and the outputs (width, ...) where they are gathered."""
+        metrics = self.task.objective.metrics
+        parts = {name: metric for name, metric in metrics.items() if metric.additive and name not in self.gathered}
+        wholes = {name: metric for name, metric in metrics.items() if not metric.additive and name not in self.gathered}
+        views: dict[str, Tree] = {}
+        outputs: dict[str, list[Tensor]] = {}
+        with torch.no_grad():
+            for part in rows.chunks(rng.fold_in(key, rng.SCORED)):
+                predictions = self.algorithm.predict(self.task, personal, part.x)
+                named = predictions if isinstance(predictions, dict) else {"personal": predictions}
+                for view, output in named.items():
+                    found = {name: _pair(metric.fn(output, part.y, part.mask)) for name, metric in parts.items()}
+                    views[view] = tree.add(views[view], found) if view in views else found
+                    if len(parts) < len(metrics):
+                        outputs.setdefault(view, []).append(output)
+            for view, chunks in outputs.items():
+                output = torch.cat(chunks)
+                whole = {name: _pair(metric.fn(output, *rows.labels())) for name, metric in wholes.items()}
+                views[view] = views[view] | whole
+        scores: Tree = {view: {"metrics": found} for view, found in views.items()}
+        if self.gathered:
+            scores = {view: score | {"outputs": torch.cat(outputs[view])} for view, score in scores.items()}
+        return scores
+
+
+def _pair(found: tuple[Tensor, Tensor]) -> Tree:
+    return {"sum": found[0], "weight": found[1]}

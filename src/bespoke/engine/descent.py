@@ -1,0 +1,74 @@
+"""Gradient descent as a scan: the step takes the loss and its gradient, the finish applies the optimiser."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from bespoke.core import tree
+from bespoke.core.data import Batch
+from bespoke.core.local import Descended, Descent, Local
+from bespoke.core.tree import Tree
+from bespoke.engine import optim
+from bespoke.engine.purity import refuse_tensors
+from bespoke.engine.scan import Scan, choose
+
+
+def descend(
+    desk: Local,
+    descent: Descent,
+    run: Callable[[Local, Scan, Tree], Tree],
+    *,
+    lanes: bool = False,
+    in_place: bool = False,
+    number: Callable[[Tensor], Any] = lambda rate: rate,
+) -> Descended:
+    """Minimise a desk's loss with ``run(desk, scan, carry)``, which repeats the steps.
+
+    With ``lanes``, the finish sees leaves (K, ...) of K clients; ``in_place`` says that it may overwrite the carry;
+    ``number`` turns a 0-d learning rate into what the optimiser is given.
+    """
+    training, loss, watch = desk.training, descent.loss, descent.watch
+    refuse_tensors(loss, Local, "loss")
+    if watch is not None:
+        refuse_tensors(watch, Local, "watch")
+    moments = optim.init(training, descent.params)
+    if descent.moments:  # by name: a tree read from a file may be in another order
+        moments = tree.map(lambda _, value: value, moments, descent.moments)
+    rates = descent.rates
+    given = [number(rate) for rate in rates] if isinstance(rates, list) else number(rates)
+
+    def step(carry: Tree, batch: Batch, rates: Any, *consts: Any) -> Tree:
+        out = {"loss": loss(carry["params"], batch, *consts), "rows": batch.mask.sum()}
+        return out if watch is None else out | {"batch": batch}
+
+    def finish(carry: Tree, out: Tree, consts: tuple[Any, ...], active: Tensor | None) -> Tree:
+        leaves = list(tree.leaves(carry["params"]))
+        moments = {k: list(tree.leaves({k: v})) for k, v in carry["moments"].items()}
+        grads, rates = out["grads"], consts[0]
+        summed = torch.addcmul(carry["loss"], out["loss"], out["rows"])
+        done = {"loss": summed, "rows": carry["rows"] + out["rows"]}
+        if in_place and optim.update_in_place(training, leaves, grads, moments, rates, active):
+            params = carry["params"]
+        else:
+            new, kept = optim.update(training, leaves, grads, moments, rates, lanes)
+            params = done["params"] = _refill(carry["params"], iter(new))
+            done["moments"] = _refill(carry["moments"], iter([t for name in moments for t in kept[name]]))
+        if watch is not None:
+            done["seen"] = (vmap(watch) if lanes else watch)(carry["seen"], params, out["batch"])
+        if active is not None:
+            done = tree.map(lambda x, old: choose(active, x, old), done, {name: carry[name] for name in done})
+        return carry | done
+
+    zero = desk.key.new_zeros((), dtype=desk.task.dtype)
+    carry: Tree = {"params": descent.params, "moments": moments, "loss": zero, "rows": zero, "seen": descent.seen}
+    scan = Scan.of(desk, step, finish, (given, *descent.consts), descent.length, descent.tag, slope="params")
+    carry = run(desk, scan, carry)
+    mean = carry["loss"] / carry["rows"].clamp(min=1.0)
+    return Descended(carry["params"], carry["seen"], carry["moments"], mean)
+
+
+def _refill(like: Tree, values: Iterator[Tensor]) -> Tree:
+    return {k: _refill(v, values) if isinstance(v, dict) else next(values) for k, v in like.items()}

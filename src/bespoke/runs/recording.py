@@ -1,0 +1,171 @@
+"""What surrounds the training loop: evaluation, records, timing, checkpoints, patience, callbacks."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Protocol
+
+from bespoke.clients.protocol import Evaluated
+from bespoke.core import tree
+from bespoke.core.tree import Tree
+from bespoke.report.summary import headline, headline_scores
+from bespoke.runs.federation import Federation, Round
+
+
+class Records(Protocol):
+    """Where a run writes its lines: a run folder, or memory."""
+
+    def append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Append rows to ``rounds.jsonl``, ``clients.jsonl`` or ``timing.jsonl``."""
+        ...
+
+    def rounds(self) -> Iterable[dict[str, Any]]:
+        """Return the rows written to ``rounds.jsonl`` so far."""
+        ...
+
+    def clients(self) -> Iterable[dict[str, Any]]:
+        """Return the rows written to ``clients.jsonl`` so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """What callbacks see after each round."""
+
+    round: int
+    rounds: int
+    row: dict[str, Any]  # the line of rounds.jsonl
+    evaluated: list[dict[str, Any]]  # the lines of clients.jsonl, if this round was evaluated
+    seconds: dict[str, float]  # by phase
+    server: Tree  # the server's state after the round
+
+
+def recorded(
+    federation: Federation,
+    records: Records,
+    server: Tree | None = None,
+    first: int = 1,
+    *,
+    checkpoint: Callable[[int, Tree], None] | None = None,
+    checkpoint_every: int = 10,
+    stop: Callable[[], bool] = lambda: False,
+    callbacks: Sequence[Callable[[Event], None]] = (),
+) -> Tree:
+    """Run from round ``first`` to the last, record every round, and return the server's state.
+
+    ``checkpoint(round, server)`` is called every so many rounds and after the last. When ``stop()`` turns true, the
+    round is finished, checkpointed, and the loop ends.
+    """
+    server = federation.start() if server is None else server
+    patience, rounds, saving = federation.evaluation.patience, federation.training.rounds, 0.0
+    history = _validation_curve(records) if patience and first > 1 else []
+    if _out_of_patience(history, patience):
+        return server
+    for done in federation.rounds(server, first):
+        server, clock = done.server, _Clock(done.seconds)
+        federation.check(done)
+        evaluated = federation.evaluate(done) if federation.due(done.number) else []
+        clock.lap("evaluate")
+        row, lines = _row(done), _lines(federation, done.number, evaluated)
+        if lines:
+            row["evaluated"] = federation.headline(evaluated)
+            history.append(_validation(row, lines))
+        records.append("rounds.jsonl", [row])
+        records.append("clients.jsonl", lines)
+        records.append("timing.jsonl", [{"round": done.number, **clock.phases(), "checkpoint": saving}])
+        stopping = stop() or done.number == rounds or _out_of_patience(history, patience)
+        clock.lap("record")
+        if checkpoint and (stopping or done.number % checkpoint_every == 0):
+            checkpoint(done.number, server)
+        saving = clock.lap("checkpoint")
+        for callback in callbacks:
+            callback(Event(done.number, rounds, row, lines, clock.seconds, server))
+        del done, evaluated  # the uploads' memory, before the next round wants it
+        if stopping:
+            break
+    return server
+
+
+def _lines(federation: Federation, round: int, evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
+    """Return the lines of clients.jsonl."""
+    return [
+        {
+            "round": round,
+            "client": e.client,
+            "group": federation.group(e.client),
+            "split": e.split,
+            "view": e.view,
+            "total": e.total,
+            "metrics": e.metrics,
+            "logged": e.logged,
+        }
+        for e in evaluated
+    ]
+
+
+def _row(round: Round) -> dict[str, Any]:
+    """Return the line of rounds.jsonl."""
+    trained, uploads, logged = round.trained, round.uploads, dict(round.trained.logged)
+    each = tree.nbytes(uploads.tree, stacked=True)
+    own_count = logged.pop("bytes_up", None)
+    sent = [each] * len(uploads.clients) if own_count is None else [int(b) for b in own_count]
+    place = {c: i for i, c in enumerate(uploads.clients.tolist())}
+    losses, weights = logged.get("loss"), uploads.weights.tolist()
+    row = {
+        "round": round.number,
+        "cohort": list(round.cohort),
+        "refused": {str(c): reason for c, reason in round.refused.items()},
+        "train_loss": _weighted_mean(losses, weights) if losses else None,
+        "bytes_down": len(round.cohort) * tree.nbytes(round.shared) + tree.nbytes(round.own),
+        "bytes_up": sum(sent) + each * len(round.refused),
+        "padding_waste": trained.padding_waste,
+        "host_breaks": trained.host_breaks,
+        "logged": {
+            name: [values[place[c]] if c in place else None for c in round.cohort] for name, values in logged.items()
+        },
+    }
+    return row | {"note": round.note} if round.note else row
+
+
+class _Clock:
+    """Seconds by phase of a round."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = {**seconds, "evaluate": 0.0}
+        self._last = time.perf_counter()
+
+    def phases(self) -> dict[str, float]:
+        """The columns of timing.jsonl."""
+        return {phase: self.seconds[phase] for phase in ("train", "aggregate", "evaluate")}
+
+    def lap(self, phase: str) -> float:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+        return self.seconds[phase]
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+
+
+def _validation_curve(records: Records) -> list[float | None]:
+    """Return the headline of each evaluated round on validation rows; one round's lines are in memory at a time."""
+    rows = {row["round"]: row for row in records.rounds()}
+    by_round = groupby(records.clients(), key=itemgetter("round"))
+    return [_validation(rows[round], list(lines)) for round, lines in by_round]
+
+
+def _validation(row: dict[str, Any], lines: Sequence[dict[str, Any]]) -> float | None:
+    """Return the pooled headline metric on validation rows, larger for better; None without such rows."""
+    shown, scores = headline(row, lines), headline_scores(row, lines, "val")
+    value = scores.pooled() if scores else None
+    return value if shown is None or value is None or shown.higher[shown.metric] else -value
+
+
+def _out_of_patience(history: list[float | None], patience: int) -> bool:
+    """Return whether the last ``patience`` evaluations brought nothing better than what was before them."""
+    curve = [v for v in history if v is not None]
+    return bool(patience) and len(curve) > patience and max(curve[-patience:]) <= max(curve[:-patience])
