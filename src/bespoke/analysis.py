@@ -144,7 +144,7 @@ def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, flo
     A Gaussian head has C d + d(d+1)/2. ``with_head`` names modules of the body to be counted with the linear head, as
     the paper counts MobileNet's hidden layer, though a Gaussian head on the same features needs it too.
     """
-    sizes = {name: leaf.numel() for name, leaf in task.init(rng.key(0)).items()}
+    sizes = {name: shape.numel() for name, shape in task.shapes.items()}
     moved = [name for name in task.body_names if name.rpartition(".")[0] in with_head]
     linear, total, d = sum(sizes[name] for name in (*task.head_names, *moved)), sum(sizes.values()), task.feature_dim
     gaussians = task.num_classes * d + d * (d + 1) // 2

@@ -9,7 +9,6 @@ from torch.func import grad
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 
 
 @final
@@ -50,8 +49,8 @@ class APFL(Algorithm):
 
         def loss(params, batch, first, alpha):
             w, alpha = params["model"], torch.where(batch.step == 0, first, alpha)
-            mixed = mixed_logits(task, mix, alpha, params["personal"], tree.detach(w), batch.x)
-            return task.loss(w, batch) + cross_entropy(mixed, batch)
+            mixed = mixed_logits(task, mix, alpha, params["personal"], tree.detach(w), batch.x, batch.key)
+            return task.loss(w, batch) + task.error(mixed, batch)
 
         params = local.sgd(loss, {"model": down["model"], "personal": state["personal"]}, first, alpha)
         local.log(alpha=alpha)
@@ -62,8 +61,10 @@ class APFL(Algorithm):
         task, mix = local.task, self.mix
 
         def step(carry, batch, v, w, rate):
-            slope = grad(lambda a: cross_entropy(mixed_logits(task, mix, a, v, w, batch.x), batch))(carry["alpha"])
-            return {"alpha": (carry["alpha"] - rate * slope).clamp(0.0, 1.0)}
+            def mixed_loss(alpha):
+                return task.error(mixed_logits(task, mix, alpha, v, w, batch.x, batch.key), batch)
+
+            return {"alpha": (carry["alpha"] - rate * grad(mixed_loss)(carry["alpha"])).clamp(0.0, 1.0)}
 
         return local.scan(step, {"alpha": state["alpha"]}, state["personal"], w, local.lr, steps=1)["alpha"]
 
@@ -81,8 +82,8 @@ class APFL(Algorithm):
         return mixed_logits(task, self.mix, personal["alpha"], personal["personal"], personal["model"], x)
 
 
-def mixed_logits(task, mix, alpha, v, w, x):
+def mixed_logits(task, mix, alpha, v, w, x, key=None):
     """Logits (B, C) of alpha v + (1 - alpha) w, or the same mixture of both models' logits."""
     if mix == "logits":
-        return alpha * task.logits(v, x) + (1.0 - alpha) * task.logits(w, x)
-    return task.logits(tree.map(lambda a, b: alpha * a + (1.0 - alpha) * b, v, w), x)
+        return alpha * task.logits(v, x, key) + (1.0 - alpha) * task.logits(w, x, key)
+    return task.logits(tree.map(lambda a, b: alpha * a + (1.0 - alpha) * b, v, w), x, key)

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 from bespoke.maths import gates
 from bespoke.maths.gates import gate
 from bespoke.maths.mmd import mmd
@@ -57,9 +56,9 @@ class FedCP(Algorithm):
         task, lam, context = local.task, self.lam, direction(local.task, state["personal"])
 
         def loss(p, batch, received, head, context):
-            z = task.features(p["body"], batch.x)
-            logits = gated(task, z, p["personal"], head, gate(p["gate"], z, context, batch.key))
-            return cross_entropy(logits, batch) + lam * mmd(z, task.features(received, batch.x), batch.mask)
+            z, before = (task.features(body, batch.x, batch.key) for body in (p["body"], received))
+            logits = gated(task, z, p["personal"], head, gate(p["gate"], z, context, batch.key), batch.key)
+            return task.error(logits, batch) + lam * mmd(z, before, batch.mask)
 
         start = {"body": down["body"], "personal": state["personal"], "gate": down["gate"]}
         p = local.sgd(loss, start, down["body"], down["head"], context)
@@ -71,8 +70,8 @@ class FedCP(Algorithm):
         task, start = local.task, tree.where(local.round == 1, down["head"], state["personal"])
 
         def loss(own, batch, body, head, block, context):
-            z = task.features(body, batch.x)
-            return cross_entropy(gated(task, z, own, head, gate(block, z, context, batch.key)), batch)
+            z = task.features(body, batch.x, batch.key)
+            return task.error(gated(task, z, own, head, gate(block, z, context, batch.key), batch.key), batch)
 
         consts = down["body"], down["head"], down["gate"], direction(task, start)
         return {"personal": local.sgd(loss, start, *consts, epochs=self.new_head_epochs)}
@@ -91,6 +90,6 @@ def direction(task, head):
     return F.normalize(head[task.head_names[0]].sum(dim=0), dim=0)
 
 
-def gated(task, z, own, shared, r):
+def gated(task, z, own, shared, r, key=None):
     """Logits (B, C): each head sees its share of the features."""
-    return task.classify(own, r * z) + task.classify(shared, (1.0 - r) * z)
+    return task.classify(own, r * z, key) + task.classify(shared, (1.0 - r) * z, key)

@@ -8,7 +8,6 @@ import torch
 from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 from bespoke.maths import gaussian
 from bespoke.maths.gaussian import Head
 
@@ -43,6 +42,7 @@ class FedLDA(Algorithm):
     shrink: float = knob(1e-4, "share of a spherical covariance in the head", above=0, high=1)
     centre: str = knob("batch", "centre of the penalised batch covariance", choices=("batch", "class", "global"))
     local_centre: str = knob("interpolated", "centre of the local covariance", choices=("interpolated", "local"))
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         """Body, means uniform on [-0.1, 0.1), identity covariance."""
@@ -60,9 +60,9 @@ class FedLDA(Algorithm):
         head = self._head(local, shared)
 
         def loss(body, batch, weight, bias, mean):
-            z = task.features(body, batch.x)
+            z = task.features(body, batch.x, batch.key)
             member = gaussian.one_hot(batch.y, batch.mask, classes)
-            return cross_entropy(Head(weight, bias)(z), batch) + lam * _correlation(z, member, mean, centre)
+            return task.error(Head(weight, bias)(z), batch) + lam * _correlation(z, member, mean, centre)
 
         body = local.sgd(loss, down["body"], head.weight, head.bias, shared.mean)
         z, y, mask = local.features(body)

@@ -8,7 +8,6 @@ import torch
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 from bespoke.maths import prototypes, simplex
 
 
@@ -40,6 +39,7 @@ class FedPAC(Algorithm):
     smallest: float = knob(1e-3, "mixing weights up to this become 0", low=0, high=1)
     new_epochs: int = knob(5, "epochs in which a client that never took part fits its model", low=0)
     new_part: str = knob("head", "what such a client fits", choices=("head", "all"))
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         heads = tree.map(lambda p: p.expand(num_clients, *p.shape).clone(), task.head(params))
@@ -65,8 +65,9 @@ class FedPAC(Algorithm):
             return task.loss(body | head, batch)
 
         def aligned(body, batch, head, target, known):
-            z = task.features(body, batch.x)
-            return cross_entropy(task.classify(head, z), batch) + lam * prototypes.pull(z, batch, target, known)
+            z = task.features(body, batch.x, batch.key)
+            plain = task.error(task.classify(head, z, batch.key), batch)
+            return plain + lam * prototypes.pull(z, batch, target, known)
 
         rate = self.head_lr or None
         head = local.sgd(fit, down["head"], down["body"], epochs=self.head_epochs, lr=rate, tag=1)

@@ -7,7 +7,6 @@ import torch
 
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 from bespoke.maths import gaussian, prototypes
 
 
@@ -40,6 +39,7 @@ class FedProto(Algorithm):
     pull: str = knob("rows", "what is pulled: each row, or a batch's class means", choices=("rows", "means"))
     average: str = knob("uniform", "how owners of a class are weighted", choices=("uniform", "rows"))
     private = ("model",)
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         return prototypes.none(task)
@@ -63,8 +63,9 @@ class FedProto(Algorithm):
         pull = prototypes.pull if self.pull == "rows" else prototypes.pull_means
 
         def loss(model, batch, prototype, rows):
-            z = task.features(model, batch.x)
-            return cross_entropy(task.classify(model, z), batch) + lam * pull(z, batch, prototype, rows)
+            z = task.features(model, batch.x, batch.key)
+            plain = task.error(task.classify(model, z, batch.key), batch)
+            return plain + lam * pull(z, batch, prototype, rows)
 
         return {"model": local.sgd(loss, state["model"], down["prototype"], down["rows"])}
 

@@ -7,7 +7,6 @@ import torch
 
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 from bespoke.maths import gaussian
 
 
@@ -39,6 +38,7 @@ class FedRoD(Algorithm):
     new_head_epochs: int = knob(5, "epochs in which a client that never took part fits its head", low=0)
     refit_epochs: int = knob(0, "epochs in which every client fits its head anew before prediction", low=0)
     private = ("head",)
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         """The model; and the hyper-network: a head for each class, which class shares mix to a client's head."""
@@ -62,10 +62,10 @@ class FedRoD(Algorithm):
         prior = self.gamma * share.log().clamp(min=-1e9)  # finite, and as good as infinite
 
         def loss(params, batch, share, prior):
-            z = task.features(params["model"], batch.x)
-            generic = task.classify(params["model"], z)
-            personal = generic.detach() + task.classify(own_head(params, share), z.detach())
-            return cross_entropy(generic + prior, batch) + cross_entropy(personal, batch)
+            z = task.features(params["model"], batch.x, batch.key)
+            generic = task.classify(params["model"], z, batch.key)
+            personal = generic.detach() + task.classify(own_head(params, share), z.detach(), batch.key)
+            return task.error(generic + prior, batch) + task.error(personal, batch)
 
         params = local.sgd(loss, down | state, share, prior)
         return {"head": params["head"]}, {name: params[name] for name in down}
@@ -74,8 +74,8 @@ class FedRoD(Algorithm):
         task = local.task
 
         def loss(head, batch, model):
-            z = task.features(model, batch.x)
-            return cross_entropy(task.classify(model, z) + task.classify(head, z), batch)
+            z = task.features(model, batch.x, batch.key)
+            return task.error(task.classify(model, z, batch.key) + task.classify(head, z, batch.key), batch)
 
         return local.sgd(loss, head, model, epochs=epochs, tag=1) if epochs else head
 

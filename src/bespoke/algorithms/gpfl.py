@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
+from bespoke.core.objective import cross_entropy, masked_mean
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy, masked_mean
 from bespoke.maths import gates, gaussian, prototypes
 from bespoke.maths.gates import valve
 
@@ -42,6 +42,7 @@ class GPFL(Algorithm):
     context: str = knob("received", "embeddings that contexts come from", choices=("received", "lagged"))
     new_head_epochs: int = knob(5, "epochs in which a client that never took part fits its head", low=0)
     private = ("head",)
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         embedding = rng.normal(rng.fold_in(key, 1), (task.num_classes, task.feature_dim), task.dtype)
@@ -64,15 +65,14 @@ class GPFL(Algorithm):
         task, lam, decay, by_row = local.task, self.lam, self.decay, self.magnitude == "mean"
 
         def loss(p, batch, for_all, for_own, anchor):
-            z = task.features(p["body"], batch.x)
+            z = task.features(p["body"], batch.x, batch.key)
             f, own = valve(p["valve"], z, for_all), valve(p["valve"], z, for_own)
             cosines = F.normalize(f, dim=1) @ F.normalize(p["embedding"], dim=1).T
             away = f - anchor[batch.y]
             pull = masked_mean(away.norm(dim=1), batch.mask) if by_row else (away * batch.mask[:, None]).norm()
             ridge = 0.5 * decay * tree.sq_norm({"embedding": p["embedding"], "valve": p["valve"]})
-            return (
-                cross_entropy(task.classify(p["head"], own), batch) + cross_entropy(cosines, batch) + lam * pull + ridge
-            )
+            plain = task.error(task.classify(p["head"], own, batch.key), batch)
+            return plain + cross_entropy(cosines, batch) + lam * pull + ridge
 
         p = local.sgd(loss, down | {"head": state["head"]}, *self._contexts(local, state, down), down["embedding"])
         return {"head": p["head"], "trained": p["embedding"]}, {name: p[name] for name in down}
@@ -82,7 +82,8 @@ class GPFL(Algorithm):
         task, state = local.task, state | {"trained": down["embedding"]}
 
         def loss(head, batch, body, opened, context):
-            return cross_entropy(task.classify(head, valve(opened, task.features(body, batch.x), context)), batch)
+            own = valve(opened, task.features(body, batch.x, batch.key), context)
+            return task.error(task.classify(head, own, batch.key), batch)
 
         consts = down["body"], down["valve"], self._contexts(local, state, down)[1]
         return state | {"head": local.sgd(loss, state["head"], *consts, epochs=self.new_head_epochs)}

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from bespoke.core.algorithm import Algorithm
+from bespoke.core.objective import masked_mean
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy, masked_mean
 
 
 @final
@@ -47,11 +47,12 @@ class MOON(Algorithm):
         task, mu, tau = local.task, self.mu, self.tau
 
         def loss(w, batch, received, previous, seen):
-            z = task.features(w, batch.x)
-            near = F.cosine_similarity(z, task.features(received, batch.x))
-            far = F.cosine_similarity(z, task.features(previous, batch.x))
+            z = task.features(w, batch.x, batch.key)
+            near = F.cosine_similarity(z, task.features(received, batch.x, batch.key))
+            far = F.cosine_similarity(z, task.features(previous, batch.x, batch.key))
             contrast = F.softplus((far - near) / tau)  # -log of the softmax of two
-            return cross_entropy(task.classify(w, z), batch) + mu * seen * masked_mean(contrast, batch.mask)
+            plain = task.error(task.classify(w, z, batch.key), batch)
+            return plain + mu * seen * masked_mean(contrast, batch.mask)
 
         model = local.sgd(loss, down["model"], down["model"], state["previous"], state["seen"])
         return {"previous": model, "seen": torch.ones_like(state["seen"])}, {"model": model}

@@ -8,7 +8,6 @@ import torch
 from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 from bespoke.maths import gaussian
 from bespoke.maths.gaussian import Head
 from bespoke.maths.interpolation import Fold, cross_validated_beta
@@ -44,6 +43,7 @@ class PFedFDA(Algorithm):
     smooth: float = knob(1e-4, "added to every class prior", above=0)
     shrink: float = knob(1e-4, "share of a spherical covariance in the head", above=0, high=1)
     few_rows: int = knob(2, "at prediction, a class with at most so many rows keeps its global mean", low=0)
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         means = rng.uniform(key, (task.num_classes, task.feature_dim), task.dtype)
@@ -58,7 +58,7 @@ class PFedFDA(Algorithm):
         head = gaussian.lda_head(shared, gaussian.log_prior(local, self.smooth), self.shrink)
 
         def loss(body, batch, weight, bias):
-            return cross_entropy(Head(weight, bias)(task.features(body, batch.x)), batch)
+            return task.error(Head(weight, bias)(task.features(body, batch.x, batch.key)), batch)
 
         body = local.sgd(loss, down["body"], head.weight, head.bias)
         stats = self._personal_statistics(local, body, shared, few_rows=0)

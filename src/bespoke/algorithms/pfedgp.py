@@ -41,6 +41,7 @@ class PFedGP(Algorithm):
     chains: int = knob(20, "Gibbs chains", low=1)
     gibbs_steps: int = knob(5, "steps of a Gibbs chain", low=0)
     max_rows: int = knob(500, "most train rows that a client predicts with", low=2)
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         return {"body": task.body(params)}
@@ -54,7 +55,7 @@ class PFedGP(Algorithm):
         nodes, present = gp.tree_of(local.features(down["body"]), task.num_classes)
 
         def loss(body, batch, nodes):
-            z = gp.normalised(task.features(body, batch.x))
+            z = gp.normalised(task.features(body, batch.x, batch.key))
             side = gp.sides(nodes, batch.y, batch.mask)
             target = gp.halve(side, rng.fold_in(batch.key, 0))
             context, k = torch.where(target, 0.0, side), gp.train_kernel(z, variance)

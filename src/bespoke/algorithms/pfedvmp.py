@@ -8,7 +8,6 @@ import torch
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.core.task import cross_entropy
 from bespoke.maths import gaussian, prototypes
 
 
@@ -41,6 +40,7 @@ class PFedVMP(Algorithm):
     aggregation: str = knob("precision", "how centroids are averaged", choices=("precision", "mean"))
     new_head_epochs: int = knob(5, "epochs in which a client that never took part fits its head", low=0)
     private = ("head",)
+    needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         centroid = torch.zeros(task.num_classes, task.feature_dim, dtype=task.dtype, device=task.device)
@@ -57,8 +57,9 @@ class PFedVMP(Algorithm):
         task, xi = local.task, self.xi
 
         def loss(params, batch, centroid, known):
-            z = task.features(params, batch.x)
-            return cross_entropy(task.classify(params, z), batch) + xi * prototypes.pull(z, batch, centroid, known)
+            z = task.features(params, batch.x, batch.key)
+            plain = task.error(task.classify(params, z, batch.key), batch)
+            return plain + xi * prototypes.pull(z, batch, centroid, known)
 
         params = local.sgd(loss, down["body"] | state["head"], down["centroid"], down["known"])
         z, y, mask = local.features(params)

@@ -40,6 +40,8 @@ class Algorithm:
 
     # Top-level names of the client's state that may never occur in an upload.
     private: ClassVar[tuple[str, ...]] = ()
+    # Whether targets must be class numbers: such a method is refused for other objectives.
+    needs_classes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse a hyper-parameter that is out of its range."""

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """A minibatch of one client; where ``mask`` is 0 there is only padding."""
 
     x: Tensor  # (B, ...)
-    y: Tensor  # (B,) int64
+    y: Tensor  # (B,) int64 class numbers; or (B,) or (B, T) floating targets
     mask: Tensor  # (B,) 1.0 for a real row, 0.0 for padding
     positions: Tensor  # (B,) in the client's own list of rows: serves caches
     step: Tensor  # () int64, counted within the fold
@@ -82,11 +82,11 @@ class FederatedData:
     """
 
     x: Tensor  # (N, ...) uint8 or floating, or integer tokens
-    y: Tensor  # (N,) int64
+    y: Tensor  # (N,) int64 class numbers; or (N,) or (N, T) floating targets
     train: Rows
     test: Rows
     val: Rows
-    num_classes: int
+    num_classes: int  # 0 where the targets are no classes
     num_clients: int
     names: tuple[str, ...]
     extra: Tree = field(default_factory=dict)  # leaves (clients, ...)
@@ -98,12 +98,12 @@ class FederatedData:
         return len(self.train.sizes)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "FederatedData":
-        """The pool on a device, floating examples in ``dtype``; done once."""
-        x = self.x.to(device=device, dtype=dtype) if self.x.is_floating_point() else self.x.to(device)
+        """The pool on a device, floating examples and targets in ``dtype``; done once."""
+        x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (self.x, self.y))
         return replace(
             self,
             x=x,
-            y=self.y.to(device),
+            y=y,
             train=replace(self.train, index=self.train.index.to(device)),
             test=replace(self.test, index=self.test.index.to(device)),
             val=replace(self.val, index=self.val.index.to(device)),

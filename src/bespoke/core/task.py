@@ -2,21 +2,24 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Container, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 from bespoke.core import rng
 from bespoke.core.data import Batch
+from bespoke.core.objective import CLASSIFICATION, Objective, cross_entropies
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
-from bespoke.gpu import step
 
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+row_losses = cross_entropies  # clients still score by this name
 
 
 # How products of matrices and convolutions are computed on CUDA: as float32, with factors rounded to 10 bits (tf32), or
@@ -37,71 +40,87 @@ def arithmetic(precision: str) -> Iterator[None]:
         products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic = before
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values`` (B,) over the real rows; 0 if there is none."""
-    return (values * mask).sum() / mask.sum().clamp(min=1.0)
-
-
-def row_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy of each row: logits (B, C), labels (B,) -> (B,); under vmap fewer operations than torch's own."""
-    return -F.log_softmax(logits, dim=-1).gather(-1, y[:, None])[:, 0]
-
-
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Mean cross entropy of logits (B, C) over the real rows of a batch, 0-d."""
-    if step.usable(logits):
-        return step.cross_entropy(logits, batch.y, batch.mask)
-    return masked_mean(row_losses(logits, batch.y), batch.mask)
-
-
 class Random(nn.Module):
-    """A layer that draws in training: ``key`` (2,) is there while a training loss is computed, and None otherwise."""
+    """A layer that draws in training: it has a key (2,) while a training loss is computed, and None otherwise."""
 
-    key: Tensor | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self._key: Tensor | None = None
+        self._calls = 0
+
+    def start(self, key: Tensor | None) -> None:
+        """Draw by this key from now on; None ends it."""
+        self._key, self._calls = key, 0
+
+    def draw(self) -> Tensor | None:
+        """Return a key of its own for each call, since a model may use one layer several times."""
+        key, calls = self._key, self._calls
+        self._calls += 1
+        return key if key is None or not calls else rng.fold_in(key, calls)
 
 
 class Task:
-    """A classifier ``head(features(x))`` as functions of a flat parameter tree ``{"conv1.weight": ...}``.
+    """A model ``head(features(x))`` as functions of a flat parameter tree ``{"conv1.weight": ...}``.
 
     ``build`` makes the module with torch's own initialisation; ``head`` names the sub-module that turns
-    features into logits. Parameters belong to the head, the body or the norm layers by the module that
-    owns them, never by their name.
+    features into outputs. Parameters belong to the head, the body or the norm layers by the module that
+    owns them, never by their name. Frozen parameters (``requires_grad=False``) and buffers are constants of
+    the task: they are in no tree.
     """
 
     def __init__(
         self,
         build: Callable[[], nn.Module],
         head: str,
-        num_classes: int,
+        num_outputs: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: str = "fp32",
+        objective: Objective = CLASSIFICATION,
+        key: Tensor | None = None,
     ) -> None:
-        """``build() -> module``; ``head`` is its dotted name in the module; ``precision`` is one of PRECISIONS."""
+        """``build() -> module``; ``head`` is its dotted name in the module; ``precision`` is one of PRECISIONS.
+
+        ``key`` [2] is that of :meth:`init`; it matters where ``build`` draws constants.
+        """
         if precision not in PRECISIONS:
             raise UserError(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
         if precision != "fp32" and torch.device(device).type != "cuda":
             raise UserError(f"precision {precision} needs a CUDA device: use fp32 on the CPU")
         self._build = build
         self.precision = precision
-        self.num_classes = num_classes
+        self.num_outputs = num_outputs
+        self.objective = objective
         self.device = torch.device(device)
         self.dtype = dtype
-        with torch.random.fork_rng(devices=[]):
-            module = build()
+        module = self._built(rng.key(0) if key is None else key)
         _check_module(module, head)
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trained.items()}
         self._module = module.to(device=self.device, dtype=dtype).requires_grad_(False)
         self._head = self._module.get_submodule(head)
-        names = [name for name, _ in self._module.named_parameters()]
         self._prefix = head + "."
-        self._whole = _Function(self._module)
-        self._random = [layer for layer in self._module.modules() if isinstance(layer, Random)]
-        self._features = _Function(_without_head(self._module, head))
-        self._classifier = _Function(self._head, self._prefix)
-        self.head_names = tuple(n for n in names if n.startswith(self._prefix))
-        self.body_names = tuple(n for n in names if not n.startswith(self._prefix))
+        numbers = _random_layers(self._module)
+        self._whole = _Function(self._module, "", trained, numbers)
+        self._features = _Function(_without_head(self._module, head), "", trained, numbers)
+        self._classifier = _Function(self._head, self._prefix, trained, numbers)
+        self.head_names = tuple(n for n in trained if n.startswith(self._prefix))
+        self.body_names = tuple(n for n in trained if not n.startswith(self._prefix))
         norms = {m for m, layer in self._module.named_modules() if isinstance(layer, _NORMS)}
-        self.norm_names = tuple(n for n in names if n.rpartition(".")[0] in norms)
+        self.norm_names = tuple(n for n in trained if n.rpartition(".")[0] in norms)
+
+    def _built(self, key: Tensor) -> nn.Module:
+        """A new module, drawn from torch's generator on the CPU, which is seeded from ``key`` [2] for the while."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
+            return self._build()
+
+    @property
+    def num_classes(self) -> int:
+        """C, the number of classes; refused where the objective has none."""
+        if not self.objective.classes:
+            raise UserError(f"the objective {self.objective.name!r} has no classes: use a method that needs none")
+        return self.num_outputs
 
     @property
     def feature_dim(self) -> int:
@@ -115,34 +134,39 @@ class Task:
 
     def init(self, key: Tensor) -> Tree:
         """Initial parameters: torch's own init on the CPU, in a generator seeded from ``key`` [2], then moved."""
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
-            module = self._build()
-        return {n: p.detach().clone().to(device=self.device, dtype=self.dtype) for n, p in module.named_parameters()}
+        module = self._built(key)
+        mine = self.constants()
+        for name, value in _constants(module).items():
+            if not _same(value.to(mine[name]), mine[name]):
+                raise ValueError(f"{name} is a constant of the model, drawn at random: give Task(...) the key of init")
+        own = dict(module.named_parameters())
+        return {n: own[n].detach().clone().to(device=self.device, dtype=self.dtype) for n in self.shapes}
 
-    def logits(self, params: Tree, x: Tensor) -> Tensor:
-        """x (B, ...) -> logits (B, C)."""
-        if len(params) != len(self.head_names) + len(self.body_names):
-            raise KeyError(f"the model has {len(self.head_names) + len(self.body_names)} tensors, not {len(params)}")
-        return self._whole(params, x)
+    def constants(self) -> dict[str, Tensor]:
+        """Frozen parameters and buffers by name: what a saved model needs beside its parameters."""
+        return {name: value for name, value in _constants(self._module).items() if name not in self.shapes}
 
-    def features(self, params: Tree, x: Tensor) -> Tensor:
+    def logits(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """x (B, ...) -> outputs (B, O). In a training loss ``key`` is the batch's: layers that draw do so by it."""
+        if len(params) != len(self.shapes):
+            raise KeyError(f"the model has {len(self.shapes)} tensors, not {len(params)}")
+        return self._whole(params, x, key)
+
+    def features(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
         """x (B, ...) -> features (B, d): what enters the head. Only the body's parameters are read."""
-        return self._features(params, x)
+        return self._features(params, x, key)
 
-    def classify(self, params: Tree, features: Tensor) -> Tensor:
-        """features (B, d) -> logits (B, C). Only the head's parameters are read."""
-        return self._classifier(params, features)
+    def classify(self, params: Tree, features: Tensor, key: Tensor | None = None) -> Tensor:
+        """features (B, d) -> outputs (B, O). Only the head's parameters are read."""
+        return self._classifier(params, features, key)
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """Mean cross entropy over the real rows of a batch, 0-d. Layers that draw do so by the batch's key."""
-        for i, layer in enumerate(self._random):
-            layer.key = rng.fold_in(batch.key, i)
-        try:
-            return cross_entropy(self.logits(params, batch.x), batch)
-        finally:
-            for layer in self._random:
-                layer.key = None
+        """Mean loss over the real rows of a batch, 0-d. Layers that draw do so by the batch's key."""
+        return self.error(self.logits(params, batch.x, batch.key), batch)
+
+    def error(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Mean loss of outputs (B, O) over the real rows of a batch, 0-d."""
+        return self.objective.mean_loss(outputs, batch)
 
     def head(self, params: Tree) -> Tree:
         """The head's part of a parameter tree."""
@@ -156,31 +180,45 @@ class Task:
         """Scale and shift of the normalisation layers; a model without any is refused."""
         if not self.norm_names:
             raise UserError(
-                "this method works on the scales and shifts of normalisation layers, and the model has none: "
+                "this method works on scales and shifts of normalisation layers, and the model has none that train: "
                 'set [model] norm = "group", or use a model that has such layers'
             )
         return {n: params[n] for n in self.norm_names}
 
-    def check(self, x: Tensor) -> None:
-        """Refuse a module that is not head(features(x)) with one row of logits per example; ``x`` (B, ...)."""
-        params = dict(self._module.named_parameters())
-        head = self._prefix[:-1]
+    def check(self, x: Tensor, y: Tensor | None = None) -> None:
+        """Refuse a module that is not head(features(x)) with one row of outputs per example; ``x`` (B, ...).
+
+        With targets ``y`` (B, ...) the objective's losses and metrics are tried as well.
+        """
+        params = {name: p for name, p in self._module.named_parameters() if name in self.shapes}
+        head, before = self._prefix[:-1], {name: value.clone() for name, value in self.constants().items()}
         try:
-            logits, again = self.logits(params, x), self.logits(params, x)
+            outputs, again = self.logits(params, x), self.logits(params, x)
         except (RuntimeError, IndexError) as error:  # an index: of a token that has no vector
-            reason = str(error).splitlines()[0]
-            raise UserError(f"the model cannot take examples of shape {tuple(x.shape[1:])}: {reason}") from error
-        if logits.shape != (len(x), self.num_classes):
+            reason, kind = str(error).splitlines()[0], str(x.dtype).removeprefix("torch.")
+            hint = "" if x.is_floating_point() else f"; they are {kind}: give float32 unless the model embeds tokens"
+            raise UserError(f"the model cannot take examples of shape {tuple(x.shape[1:])}: {reason}{hint}") from error
+        for name, value in self.constants().items():
+            if not _same(value, before[name]):
+                raise UserError(
+                    f"the buffer {name!r} changes when the model is called, and clients cannot share such a state "
+                    "honestly: make it a constant"
+                )
+        if not isinstance(outputs, Tensor):
             raise UserError(
-                f"the model gives outputs of shape {tuple(logits.shape)} for {len(x)} examples, "
-                f"but the data has {self.num_classes} classes (the largest label plus one, unless num_classes "
-                f"says otherwise): make it give ({len(x)}, {self.num_classes})"
+                f"the model gives a {type(outputs).__name__}: make its forward return one tensor of shape "
+                f"(examples, {self.num_outputs})"
             )
-        if not torch.equal(logits, again):
+        if outputs.shape != (len(x), self.num_outputs):
+            raise UserError(
+                f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} examples, but "
+                f"{self._wanted()}: make it give ({len(x)}, {self.num_outputs})"
+            )
+        if not torch.equal(outputs, again):
             raise UserError("the model gives other outputs when asked twice (dropout?): make it deterministic")
         try:
             composed = self.classify(params, self.features(params, x))
-            same = composed.shape == logits.shape and torch.allclose(composed, logits, rtol=1e-4, atol=1e-5)
+            same = composed.shape == outputs.shape and torch.allclose(composed, outputs, rtol=1e-4, atol=1e-5)
         except RuntimeError:
             same = False
         if not same:
@@ -188,33 +226,76 @@ class Task:
                 f"the model is not its head {head!r} applied to features: replacing that module by the identity "
                 "and applying it afterwards gives other outputs; name the last layer as head"
             )
+        if y is not None:
+            self.objective.check(outputs, y)
+
+    def _wanted(self) -> str:
+        if self.objective.classes:
+            return (
+                f"the data has {self.num_outputs} classes (the largest label plus one, unless num_classes says "
+                "otherwise)"
+            )
+        return f"the objective {self.objective.name!r} wants {self.num_outputs} for each example"
 
 
 class _Function:
     """A module as a function of its parameters: torch.func.functional_call without what each call would check anew."""
 
-    def __init__(self, module: nn.Module, prefix: str = "") -> None:
+    def __init__(self, module: nn.Module, prefix: str, trained: Container[str], numbers: dict[str, int]) -> None:
+        """Only parameters that are ``trained`` are arguments; ``numbers`` are those of the layers that draw."""
         self._module = module
         self._slots = [
             (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2], prefix + name, own)
             for name, own in module.named_parameters()
+            if prefix + name in trained
+        ]
+        self._random = [
+            (numbers[(prefix + name).rstrip(".")], layer)
+            for name, layer in module.named_modules()
+            if isinstance(layer, Random)
         ]
 
-    def __call__(self, params: Tree, x: Tensor) -> Tensor:
-        """Put the parameters in place, call, and put the module's own back."""
+    def __call__(self, params: Tree, x: Tensor, key: Tensor | None) -> Tensor:
+        """Put the parameters and the layers' keys in place, call, and put the module's own back."""
+        drawing = [] if key is None else self._random
         try:
             for slots, leaf, name, _ in self._slots:
                 slots[leaf] = params[name]
+            for number, layer in drawing:
+                layer.start(rng.fold_in(key, number))  # type: ignore[arg-type]  # there is a key
             return self._module(x)
         finally:
             for slots, leaf, _, own in self._slots:
                 slots[leaf] = own
+            for _, layer in drawing:
+                layer.start(None)
+
+
+def _random_layers(module: nn.Module) -> dict[str, int]:
+    """The layers that draw, each with its number in the whole module, by all their names."""
+    found: dict[int, int] = {}
+    return {
+        name: found.setdefault(id(layer), len(found))
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, Random)
+    }
+
+
+def _constants(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers, and parameters that do not ask for a gradient."""
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    return frozen | dict(module.named_buffers())
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether all values are the same; NaN is the same as NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _without_head(module: nn.Module, head: str) -> nn.Module:
     parent, _, leaf = head.rpartition(".")
-    # The copy shares no structure with the original, so that putting the identity in place stays local.
-    body = copy.deepcopy(module)
+    # The copy shares tensors with the original, but no structure, so that putting the identity in place stays local.
+    body = copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
     setattr(body.get_submodule(parent), leaf, nn.Identity())
     return body
 
@@ -224,19 +305,40 @@ def _check_module(module: nn.Module, head: str) -> None:
     if not head or head not in modules:
         names = ", ".join(repr(n) for n, m in modules.items() if n and not list(m.children()))
         raise UserError(f"the model has no module named {head!r} to serve as head; its layers are {names}")
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            raise UserError(f"{name} is lazy and has no size yet: call the model once on some examples before")
+    _check_inputs(module)
     if not list(modules[head].parameters()):
         raise UserError(f"the module {head!r} has no parameters and cannot serve as head: name the last linear layer")
+    if not all(p.requires_grad for p in modules[head].parameters()):
+        raise UserError(
+            f"the head {head!r} has frozen parameters (requires_grad=False), and methods train heads: "
+            "unfreeze it, or name another layer"
+        )
     for name, layer in modules.items():
         if isinstance(layer, _BATCH_NORMS) or getattr(layer, "track_running_stats", False):
             raise UserError(
                 f"layer {name!r} keeps running statistics (BatchNorm), which clients cannot share honestly: "
-                "use nn.GroupNorm, nn.InstanceNorm2d(affine=True) or nn.LayerNorm instead"
+                "use GroupNorm or LayerNorm, or let bespoke.models.converted(model) replace it"
             )
         chance = layer.p if isinstance(layer, _DROPOUTS) else getattr(layer, "dropout", 0.0)  # LSTM, attention
         if isinstance(chance, float | int) and chance > 0:
             raise UserError(
-                f"layer {name!r} is dropout with p={chance}, whose draws could not be repeated: set p=0, "
-                "or use bespoke.models.layers.Dropout"
+                f"layer {name!r} is dropout with p={chance}, whose draws could not be repeated: set p=0, use "
+                "bespoke.models.layers.Dropout, or let bespoke.models.converted(model) replace it"
             )
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
         raise UserError("the model ties parameters between layers, which has no clear split: untie them")
+
+
+def _check_inputs(module: nn.Module) -> None:
+    """Refuse a forward that one batch of examples is not enough for."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise UserError(
+            f"the model's forward{signature} does not take one batch of examples alone: wrap it in a module whose "
+            "forward(x) takes the inputs apart"
+        ) from None

@@ -16,8 +16,8 @@ class Examples:
     """All rows of a data set, in a fixed order, before they are spread over clients."""
 
     x: np.ndarray  # (N, ...) uint8, floating, or integer tokens
-    y: np.ndarray  # (N,) integer labels in 0..num_classes-1
-    num_classes: int
+    y: np.ndarray  # (N,) integer labels in 0..num_classes-1; or (N,) or (N, T) numbers
+    num_classes: int  # 0 where the targets are no classes
     official_test: np.ndarray | None = None  # (N,) bool: the rows of the official test set
     owner: np.ndarray | None = None  # (N,) int: position in owner_names of the row's own client
     owner_names: tuple[str, ...] = ()
@@ -42,9 +42,9 @@ class ClientArrays(NamedTuple):
     name: str
     where: str  # how an error message calls it
     x: Any  # (n, ...)
-    y: Any  # (n,)
+    y: Any  # (n,), or (n, T)
     x_test: Any = None  # (m, ...)
-    y_test: Any = None  # (m,)
+    y_test: Any = None  # (m,), or (m, T)
 
 
 def as_inputs(x: Any, where: str) -> np.ndarray:
@@ -69,8 +69,21 @@ def as_labels(y: Any, where: str) -> np.ndarray:
     if y.ndim != 1:
         raise UserError(f"y of {where} has shape {y.shape}: give one class number per row, shape (rows,)")
     if len(y) and y.dtype.kind not in "iub":
-        raise UserError(f"y of {where} holds {y.dtype} values: give class numbers 0, 1, ... of an integer type")
+        raise UserError(
+            f"y of {where} holds {y.dtype} values: give class numbers 0, 1, ... of an integer type, "
+            "or an objective without classes"
+        )
     return y.astype(np.int64)
+
+
+def as_targets(y: Any, where: str) -> np.ndarray:
+    """Numbers (n,) or (n, T) as float32 or float64, whichever is nearest."""
+    y = _as_array(y, f"y of {where}")
+    if y.dtype.kind not in "fiub":
+        raise UserError(f"y of {where} holds {y.dtype} values: give numbers")
+    if y.ndim not in (1, 2) or 0 in y.shape[1:]:
+        raise UserError(f"y of {where} has shape {y.shape}: give (rows,), or (rows, targets) for several of them")
+    return np.require(y, np.float32 if y.dtype.itemsize < 4 or y.dtype == np.float32 else np.float64, ["C", "W"])
 
 
 def _as_array(values: Any, what: str) -> np.ndarray:
@@ -86,15 +99,22 @@ def join(
     test: float,
     rng: np.random.Generator,
     transform: Any = None,
+    classes: bool | None = True,
 ) -> Examples:
     """The clients' own arrays one after another, each row marked with its owner.
 
     Shapes and types must agree between clients. As soon as one client brings test rows of its own, the
     clients that bring none have a share ``test`` of their rows drawn as test rows; an empty ``x_test``
-    means a client without test rows. ``num_classes`` 0 takes the largest label plus one.
+    means a client without test rows. ``num_classes`` 0 takes the largest label plus one. Targets that are no
+    ``classes`` may be any numbers; None takes whole numbers for classes.
     """
+    if classes is None:
+        found = [_as_array(c.y, f"y of {c.where}") for c in clients]
+        classes = all(y.dtype.kind in "iub" and y.ndim == 1 for y in found if y.size)
+    as_y = as_labels if classes else as_targets
     xs: list[np.ndarray] = []
-    ys, owners, tests = [], [], []
+    ys: list[np.ndarray] = []
+    owners, tests = [], []
     first = ""
     official = any(c.x_test is not None for c in clients)
     for i, client in enumerate(clients):
@@ -103,7 +123,7 @@ def join(
         parts = [(client.x, client.y, "")] + [(client.x_test, client.y_test, "_test")] * (client.x_test is not None)
         for x, y, suffix in parts:
             where = client.where + (" (test rows)" if suffix else "")
-            y = as_labels(y, where)
+            y = as_y(y, where)
             if not len(y) and not len(_as_array(x, where)):
                 continue  # an empty client may not even know its shape
             x = as_inputs(x, where)
@@ -113,6 +133,11 @@ def join(
                 raise UserError(
                     f"examples of {where} are {x.dtype} of shape {x.shape[1:]}, those of {first} are "
                     f"{xs[0].dtype} of shape {xs[0].shape[1:]}: give all clients the same shape and type"
+                )
+            if ys and y.shape[1:] != ys[0].shape[1:]:
+                raise UserError(
+                    f"targets of {where} have shape {y.shape[1:]}, those of {first} {ys[0].shape[1:]}: "
+                    "give all clients the same shape"
                 )
             first = first or where
             held = np.full(len(y), bool(suffix))
@@ -128,7 +153,7 @@ def join(
     return Examples(
         x=np.concatenate(xs),
         y=y,
-        num_classes=num_classes or _count_classes(y),
+        num_classes=(num_classes or _count_classes(y)) if classes else 0,
         official_test=np.concatenate(tests) if official else None,
         owner=np.concatenate(owners),
         owner_names=tuple(c.name for c in clients),

@@ -23,6 +23,7 @@ from bespoke.data.sources import built_in
 from bespoke.errors import UserError
 
 DEFAULT_CLIENTS = 20
+_BY_CLASS = ("dirichlet", "equal_dirichlet", "pathological", "power_law", "domain", "degradations")
 
 # A loader's docstring is the line that describes its data set.
 DATASETS: dict[str, Loader] = built_in.LOADERS
@@ -54,6 +55,7 @@ def from_arrays(
     seed: int = 0,
     transform: Transform | None = None,
     skip_empty: bool = False,
+    classes: bool = True,
 ) -> FederatedData:
     """The federation of clients that bring their own data: a list of them, or a dict by name.
 
@@ -61,7 +63,8 @@ def from_arrays(
     tensors; or a torch Dataset of (x, y) pairs, or ``(train_dataset, test_dataset)``. Where a client
     brings no test rows, a share ``test`` of its rows is drawn; ``validation`` is a share of its train rows.
     The last ``new_clients`` are met only in evaluation. ``num_classes`` defaults to the largest label plus
-    one. uint8 examples are scaled to [-1, 1] unless a ``transform`` is given.
+    one. Where targets are no ``classes``, y (n,) or (n, T) holds any numbers. uint8 examples are scaled to
+    [-1, 1] unless a ``transform`` is given.
     """
     named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     arrays = [_client_arrays(str(name), client) for name, client in named]
@@ -75,7 +78,7 @@ def from_arrays(
         name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
     )
     check(settings, "[data]")
-    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform)
+    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform, classes)
     return _spread(examples, settings, seed, skip_empty)[0]
 
 
@@ -95,7 +98,9 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     own = len(examples.owner_names)
     scheme = settings.partition
     if scheme == "auto":
-        scheme = "natural" if own else "dirichlet"
+        scheme = "natural" if own else "dirichlet" if examples.num_classes else "iid"
+    if scheme in _BY_CLASS and not examples.num_classes:
+        raise UserError(f'[data] partition = "{scheme}" deals rows by class, and the targets are no classes: use "iid"')
     natural = scheme == "natural" and own > 0
     clients = settings.clients or (own if natural else DEFAULT_CLIENTS)
     if natural and clients > own:
@@ -109,6 +114,8 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     if settings.pool == "split" and marks is None:
         raise UserError(f'{settings.name!r} has no official test rows to keep apart: set [data] pool = "train+test"')
     apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
+    if apart and not natural and not examples.num_classes:
+        raise UserError('[data] pool = "split" deals test rows by class, and the targets are no classes: leave it out')
     if apart and (settings.folds or settings.replay):
         key = "folds" if settings.folds else "replay"
         raise UserError(f'[data] {key} makes test rows of its own: set pool = "train+test"')

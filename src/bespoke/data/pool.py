@@ -10,7 +10,7 @@ from bespoke.core import rng as streams
 from bespoke.core import tree
 from bespoke.core.data import FederatedData, Rows, Transform
 from bespoke.core.tree import Tree
-from bespoke.data.examples import as_inputs, as_labels, share_of, train_count
+from bespoke.data.examples import as_inputs, as_labels, as_targets, share_of, train_count
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 
@@ -81,9 +81,9 @@ def pool_of(
     """The federation's pool; whatever is wrong with the examples is told here in one sentence.
 
     ``x`` (N, ...) and ``y`` (N,) hold all examples, ``train``, ``test`` and ``val`` each client's rows of
-    them. The last ``new_clients`` are met only in evaluation. ``extra`` holds each client's constants for the
-    ``transform``, leaves (clients, ...). A client without train rows is refused by name, or left out
-    entirely with ``skip_empty``.
+    them. ``y`` holds class numbers or, where ``num_classes`` is 0, any numbers (N,) or (N, T). The last
+    ``new_clients`` are met only in evaluation. ``extra`` holds each client's constants for the ``transform``,
+    leaves (clients, ...). A client without train rows is refused by name, or left out entirely with ``skip_empty``.
     """
     if not train:
         raise UserError("there are no clients: give at least one")
@@ -92,7 +92,7 @@ def pool_of(
         raise UserError(
             f"{new_clients} of {len(train)} clients cannot be new ones: at least one must take part in training"
         )
-    x, y = as_inputs(x, "the data"), as_labels(y, "the data")
+    x, y = as_inputs(x, "the data"), (as_labels if num_classes else as_targets)(y, "the data")
     if len(x) != len(y):
         raise UserError(f"the data has {len(x)} rows in x and {len(y)} in y: give as many")
 
@@ -102,17 +102,17 @@ def pool_of(
                 return f"client {name!r}"
         return f"row {row} of the data"
 
-    outside = np.flatnonzero((y < 0) | (y >= num_classes))
+    outside = np.flatnonzero((y < 0) | (y >= num_classes)) if num_classes else np.empty(0, np.int64)
     if len(outside):
         raise UserError(
             f"{holder(outside[0])} has the label {y[outside[0]]}, outside 0..{num_classes - 1}: "
             "number the classes from 0 and give the right number of them"
         )
-    if x.dtype.kind == "f":
-        sound = (np.abs(x) <= _LARGEST).reshape(len(x), -1).all(axis=1)
-        if not sound.all():
+    for name, values in (("x", x), ("y", y)):
+        sound = (np.abs(values) <= _LARGEST).reshape(len(values), -1).all(axis=1)
+        if values.dtype.kind == "f" and not sound.all():
             raise UserError(
-                f"{holder(int(np.argmin(sound)))} has NaN, infinity or a number beyond float32 in x: "
+                f"{holder(int(np.argmin(sound)))} has NaN, infinity or a number beyond float32 in {name}: "
                 "repair or drop such rows"
             )
     keep = [i for i, rows in enumerate(train) if len(rows)]

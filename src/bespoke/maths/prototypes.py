@@ -9,7 +9,8 @@ from torch import Tensor
 
 from bespoke.core.data import Batch
 from bespoke.core.local import Features
-from bespoke.core.task import Task, masked_mean
+from bespoke.core.objective import masked_mean
+from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.maths import gaussian
 

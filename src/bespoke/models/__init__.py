@@ -6,22 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from bespoke.core.objective import CLASSIFICATION, Objective
 from bespoke.core.settings import check
 from bespoke.core.task import Task
 from bespoke.errors import UserError
 from bespoke.models import audio, basic, cnn, layers, mobilenet, resnet, text, wide_resnet
 from bespoke.models.checks import check_norm
+from bespoke.models.conversion import converted
 from bespoke.models.settings import ModelSettings
 
-__all__ = ["MODELS", "ModelSettings", "ModelSpec", "build_module", "build_task"]
+__all__ = ["MODELS", "ModelSettings", "ModelSpec", "build_module", "build_task", "converted"]
 
 
 class ModelSpec(NamedTuple):
     """A row of the table of models."""
 
-    build: Callable[[ModelSettings, Sequence[int], int], nn.Module]  # (settings, input_shape, num_classes)
+    build: Callable[[ModelSettings, Sequence[int], int], nn.Module]  # (settings, input_shape, num_outputs)
     doc: str  # a line on it
     norms: tuple[str, ...] = ("none",)  # kinds of normalisation; the first is its own choice
     takes: Mapping[str, Any] = {}  # the other settings it has, with its own choice of each
@@ -59,27 +61,29 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 
-def build_module(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def build_module(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """The module of a ``[model]`` table for examples of ``input_shape`` (without the batch axis)."""
     filled = _filled(settings)
-    return MODELS[filled.name].build(filled, tuple(input_shape), num_classes)
+    return MODELS[filled.name].build(filled, tuple(input_shape), num_outputs)
 
 
 def build_task(
     settings: ModelSettings,
     input_shape: Sequence[int],
-    num_classes: int,
+    num_outputs: int,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     precision: str = "fp32",
+    objective: Objective = CLASSIFICATION,
+    key: Tensor | None = None,
 ) -> Task:
-    """The task of a ``[model]`` table for examples of ``input_shape`` (without the batch axis)."""
+    """The task of a ``[model]`` table for examples of ``input_shape`` (without the batch axis); ``key`` as in Task."""
     spec, shape = MODELS[_filled(settings).name], tuple(input_shape)
 
     def build() -> nn.Module:
-        return layers.set_precision(build_module(settings, shape, num_classes), precision)
+        return layers.set_precision(build_module(settings, shape, num_outputs), precision)
 
-    return Task(build, spec.head, num_classes, device, dtype, precision)
+    return Task(build, spec.head, num_outputs, device, dtype, precision, objective, key)
 
 
 def _filled(settings: ModelSettings) -> ModelSettings:

@@ -13,7 +13,7 @@ _POOL = 0
 _LAYERS = (64, _POOL, 128, _POOL, 256, 256, _POOL, 256, 256, 384, _POOL)  # channels of a 3x3 convolution, or a pool
 
 
-def audio_cnn(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def audio_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """Eleven convolutions and max-pools on spectrograms (B, 1, time, frequency), averaged: d = 384.
 
     3,025,024 parameters in the body. He's initialisation, since without norms torch's own would let the
@@ -30,4 +30,4 @@ def audio_cnn(settings: ModelSettings, input_shape: Sequence[int], num_classes: 
         body[f"relu{i}"] = nn.ReLU()
         channels = outputs
     body["mean"] = layers.MeanPool()
-    return layers.he_init(layers.Classifier(layers.Stages(body), layers.linear(channels, num_classes)))
+    return layers.he_init(layers.Classifier(layers.Stages(body), layers.linear(channels, num_outputs)))

@@ -10,12 +10,12 @@ from bespoke.models import layers
 from bespoke.models.settings import ModelSettings
 
 
-def linear(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def linear(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """One linear layer on the flattened example: the body is empty, the features are the example."""
-    return layers.Classifier(nn.Flatten(), layers.linear(math.prod(input_shape), num_classes))
+    return layers.Classifier(nn.Flatten(), layers.linear(math.prod(input_shape), num_outputs))
 
 
-def mlp(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def mlp(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """One hidden layer: flatten, linear, [norm,] ReLU (features, d = hidden), linear."""
     body = OrderedDict(
         flatten=nn.Flatten(),
@@ -23,4 +23,4 @@ def mlp(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -
         norm=layers.norm1d(settings.norm, settings.hidden),
         relu=nn.ReLU(),
     )
-    return layers.Classifier(nn.Sequential(body), layers.linear(settings.hidden, num_classes))
+    return layers.Classifier(nn.Sequential(body), layers.linear(settings.hidden, num_outputs))

@@ -30,7 +30,7 @@ class Stage(NamedTuple):
 def _net(
     settings: ModelSettings,
     input_shape: Sequence[int],
-    num_classes: int,
+    num_outputs: int,
     stages: Sequence[Stage],
     hidden: Sequence[int],
     slope: float = 0.0,
@@ -55,50 +55,50 @@ def _net(
         units = outputs
     if settings.dropout:
         body["dropout"] = layers.Dropout(settings.dropout)
-    return layers.Classifier(layers.Stages(body), layers.linear(units, num_classes))
+    return layers.Classifier(layers.Stages(body), layers.linear(units, num_outputs))
 
 
 def _relu(slope: float) -> nn.Module:
     return nn.LeakyReLU(slope) if slope else nn.ReLU()
 
 
-def cnn(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """Two 3x3 convolutions (width and twice width channels) and a hidden layer, for images from 4x4 up.
 
     Features d = hidden, after the ReLU.
     """
     stages = (Stage(settings.width, 3, 1), Stage(2 * settings.width, 3, 1))
-    return _net(settings, input_shape, num_classes, stages, [settings.hidden])
+    return _net(settings, input_shape, num_outputs, stages, [settings.hidden])
 
 
-def cifar_cnn(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def cifar_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """The CNN of FedPAC and pFedFDA for CIFAR: 106,400 parameters in the body for 32x32 colour images, d = 128.
 
     Maps 16x28x28, 32x12x12 and 64x6x6, each pooled; leaky ReLU of slope 0.01, also before the features.
     """
     stages = (Stage(16, 5, 0), Stage(32, 5, 1), Stage(64, 3, 1))
-    return _net(settings, input_shape, num_classes, stages, [128], slope=0.01)
+    return _net(settings, input_shape, num_outputs, stages, [128], slope=0.01)
 
 
-def emnist_cnn(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def emnist_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """The CNN of FedPAC and pFedFDA for EMNIST: 115,776 parameters in the body for 28x28 grey images, d = 128.
 
     Maps 16x24x24 and 32x10x10, each pooled; leaky ReLU of slope 0.01, also before the features.
     """
-    return _net(settings, input_shape, num_classes, (Stage(16, 5, 0), Stage(32, 5, 1)), [128], slope=0.01)
+    return _net(settings, input_shape, num_outputs, (Stage(16, 5, 0), Stage(32, 5, 1)), [128], slope=0.01)
 
 
-def pfedvmp_cnn(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def pfedvmp_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """The CNN of pFedVMP: 873,408 parameters in the body for 32x32 colour images, d = hidden = 512.
 
     Two 5x5 convolutions (32 and 64 channels), each pooled; leaky ReLU of slope 0.1, also before the features.
     """
-    return _net(settings, input_shape, num_classes, (Stage(32, 5, 0), Stage(64, 5, 0)), [settings.hidden], slope=0.1)
+    return _net(settings, input_shape, num_outputs, (Stage(32, 5, 0), Stage(64, 5, 0)), [settings.hidden], slope=0.1)
 
 
-def lenet(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def lenet(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """The CNN of Self-FL for CIFAR-10: 5x5 convolutions of 6 and 16 channels, then 120 and 84 units, d = 84.
 
     62,006 parameters for 32x32 colour images and 10 classes; ReLU, also before the features.
     """
-    return _net(settings, input_shape, num_classes, (Stage(6, 5, 0), Stage(16, 5, 0)), [120, 84])
+    return _net(settings, input_shape, num_outputs, (Stage(6, 5, 0), Stage(16, 5, 0)), [120, 84])

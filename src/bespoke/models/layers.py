@@ -131,18 +131,24 @@ class GroupNorm(nn.GroupNorm):
 class Dropout(Random):
     """Each value is zero with probability p in training, the others are raised to keep the mean; else the identity.
 
-    It draws in ``task.loss``, by the batch's key: a method whose own loss goes through ``task.features`` has none.
+    It draws by the batch's key wherever a training loss hands it on. With ``by_channel`` all values of a channel
+    share one draw.
     """
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, by_channel: bool = False) -> None:
         super().__init__()
+        if not 0.0 <= p < 1.0:
+            raise UserError(f"dropout needs a share p of at least 0 and less than 1, not {p}")
         self.p = p
+        self.by_channel = by_channel
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, ...) -> the same shape."""
-        if self.key is None:
+        """x (B, ...), or (B, C, ...) if by channel -> the same shape."""
+        key = self.draw()
+        if key is None:
             return x
-        return x * (rng.uniform(self.key, x.shape, x.dtype) >= self.p) / (1.0 - self.p)
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.by_channel else x.shape
+        return x * (rng.uniform(key, shape, x.dtype) >= self.p) / (1.0 - self.p)
 
 
 class SharedGroupNorm(GroupNorm):

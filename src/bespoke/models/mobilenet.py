@@ -98,7 +98,7 @@ def _conv(
     ]
 
 
-def mobilenet_v3_small(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def mobilenet_v3_small(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """MobileNetV3-Small: 927,008 parameters up to the 576 averaged maps, then 590,848 to the features, d = 1024.
 
     He's initialisation, no dropout; the norm has as many scales and shifts as BatchNorm.
@@ -113,4 +113,4 @@ def mobilenet_v3_small(settings: ModelSettings, input_shape: Sequence[int], num_
     body = OrderedDict(
         maps=nn.Sequential(*maps), mean=layers.MeanPool(), fc=layers.linear(_LAST, _HIDDEN), hardswish=nn.Hardswish()
     )
-    return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(_HIDDEN, num_classes)))
+    return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(_HIDDEN, num_outputs)))

@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
         return self.norm2(self.conv2(out), self.shortcut(x))
 
 
-def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """ResNet-18: a stem, then four groups of two blocks with 1, 2, 4 and 8 times ``width`` channels, averaged.
 
     Features d = 8 width. He's initialisation. Without convolution biases, since norms follow.
@@ -68,14 +68,14 @@ def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_classes: i
     body["mean"] = layers.MeanPool()
     if settings.final_norm == "vector":
         body["final_norm"] = layers.norm1d("layer", inputs)
-    return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(inputs, num_classes)))
+    return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(inputs, num_outputs)))
 
 
-def fedpce_resnet18(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def fedpce_resnet18(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """FedPCE's ResNet-18: instance norm, the CIFAR stem with its max-pool, and the features normalised.
 
     11,174,986 parameters for colour images and 10 classes, 10,624 of them scales and shifts; FedPCE(62) is
     ``width`` 62. The features d = 8 width are taken after the last norm.
     """
     fixed = replace(settings, stem="cifar", stem_pool=True, norm="instance", final_norm="vector")
-    return resnet18(fixed, input_shape, num_classes)
+    return resnet18(fixed, input_shape, num_outputs)

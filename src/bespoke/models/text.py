@@ -94,7 +94,7 @@ def _word_vectors(settings: ModelSettings) -> Tensor:
     return torch.from_numpy(found.astype(np.float32))
 
 
-def sent140_lstm(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def sent140_lstm(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """Tokens (B, T) to fixed word vectors, two recurrent layers of 100, the last step, linear to 30 features.
 
     243,892 parameters for two classes, beside the vectors.
@@ -111,4 +111,4 @@ def sent140_lstm(settings: ModelSettings, input_shape: Sequence[int], num_classe
         last=Last(),
         fc=layers.linear(_HIDDEN, _FEATURES),
     )
-    return layers.Classifier(nn.Sequential(body), layers.linear(_FEATURES, num_classes))
+    return layers.Classifier(nn.Sequential(body), layers.linear(_FEATURES, num_outputs))

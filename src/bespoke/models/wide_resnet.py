@@ -35,7 +35,7 @@ class PreActivationBlock(nn.Module):
         return out + (x if self.shortcut is None else self.shortcut(active))
 
 
-def wrn16_2(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def wrn16_2(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
     """WRN-16-2: a 3x3 stem of 16 channels, three groups of two blocks with 32, 64 and 128, norm, ReLU, averaged.
 
     690,384 parameters in the body for colour images, d = 128. He's initialisation, no dropout.
@@ -50,4 +50,4 @@ def wrn16_2(settings: ModelSettings, input_shape: Sequence[int], num_classes: in
         inputs = outputs
     body["norm"] = layers.norm2d(settings.norm, inputs, layers.GROUP_SIZE, relu=True)
     body["mean"] = layers.MeanPool()
-    return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(inputs, num_classes)))
+    return layers.he_init(layers.Classifier(nn.Sequential(body), layers.linear(inputs, num_outputs)))

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.clients import BatchedClients, SequentialClients, ShardedClients, processes
 from bespoke.clients.states import KINDS
 from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData
+from bespoke.core.objective import OBJECTIVES, Metric, Objective, ObjectiveSettings, find_objective
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -78,11 +80,20 @@ def _assemble(
 ) -> Federation:
     if states not in KINDS:
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
-    task.check(ready(pool, task, pool.x[pool.train.client(0)[:4]]))
+    method, objective = experiment.method, task.objective
+    if method.needs_classes and not objective.classes:
+        free = ", ".join(name for name in ALGORITHMS if not method_class(name).needs_classes)
+        raise UserError(
+            f"{experiment.algorithm_name} needs classes, which the objective {objective.name!r} has not: "
+            f"use one of {free}"
+        )
+    rows = pool.train.client(0)[:4]
+    targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
+    task.check(ready(pool, task, pool.x[rows]), targets)
     evaluation = experiment.evaluation
     clients: SequentialClients | BatchedClients | ShardedClients
     clients = inner = BACKENDS[pick_backend(backend, task.device)](
-        experiment.method,
+        method,
         task,
         params,
         pool,
@@ -95,7 +106,7 @@ def _assemble(
     if processes.world() > 1:
         clients = ShardedClients(inner)
     return Federation(
-        algorithm=experiment.method,
+        algorithm=method,
         task=task,
         params=params,
         clients=clients,
@@ -108,8 +119,22 @@ def _assemble(
     )
 
 
-def _initial(task: Task, seed: int) -> Tree:
-    return task.init(rng.stream(rng.key(seed), rng.INIT))
+def _init_key(seed: int) -> Tensor:
+    return rng.stream(rng.key(seed), rng.INIT)
+
+
+def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
+    """The pool with targets as the objective takes them."""
+    if objective.classes and not pool.num_classes:
+        raise UserError(
+            f"the objective {objective.name!r} needs class numbers, and the data has other targets: give whole "
+            "numbers 0, 1, ..., or set [objective] name, for example to regression"
+        )
+    if not objective.classes and pool.num_classes:
+        pool = replace(pool, y=pool.y.to(torch.get_default_dtype()), num_classes=0)
+    if wrong := objective.complaint(pool.y):
+        raise UserError(f"the targets do not fit the objective {objective.name!r}: {wrong}")
+    return pool
 
 
 def run(
@@ -144,10 +169,13 @@ def run(
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
     with processes.one_first():  # what is prepared for the first time is kept in files
         pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
-    shape = tuple(pool.x.shape[1:])
+    objective = find_objective(experiment.objective.name).measured_by(experiment.objective.metrics)
+    pool, shape, key = _fitting(pool, objective), tuple(pool.x.shape[1:]), _init_key(experiment.seed)
     where, dtype = pick_device(device), torch.get_default_dtype()
-    task = build_task(experiment.model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
-    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states)
+    own = pick_precision(precision, where, dtype)
+    outputs = objective.num_outputs(pool.y, pool.num_classes)
+    task = build_task(experiment.model, shape, outputs, where, dtype, own, objective, key)
+    federation = _assemble(experiment, pool, task, task.init(key), backend, states)
     described = partition.describe()
     return execute(experiment, federation, pool, described, out, resume, checkpoint_every, stop, callbacks, about or {})
 
@@ -158,6 +186,8 @@ def federate(
     head: str,
     algorithm: Algorithm | str = "fedavg",
     *,
+    objective: Objective | str = "classification",
+    metrics: Sequence[str] | Mapping[str, Metric] = (),
     seed: int = 0,
     test: float = 0.2,
     validation: float = 0.0,
@@ -176,8 +206,10 @@ def federate(
     """Train a personal model for each of one's own clients.
 
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
-    ``model`` any module whose sub-module ``head`` maps features to logits, its weights being the common
+    ``model`` any module whose sub-module ``head`` maps features to outputs, its weights being the common
     start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
+    ``objective`` is ``classification``, ``regression``, ``multilabel`` or an :class:`Objective` of one's own, and
+    ``metrics`` are recorded instead of its own, the first as the headline: names, or a dict of :class:`Metric`.
     ``num_classes`` defaults to the largest label plus one; the other arguments are as in :func:`run`.
     """
     processes.join()
@@ -187,6 +219,11 @@ def federate(
     unknown = sorted(training.keys() - known)
     if unknown:
         raise UserError(f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}")
+    if isinstance(objective, str):
+        objective = find_objective(objective)
+    objective = objective.measured_by(metrics)
+    if num_classes is not None and not objective.classes:
+        raise UserError(f"num_classes means nothing to the objective {objective.name!r}: leave it out")
     experiment = Experiment(
         algorithm=algorithm, training=Training(**training), evaluation=Evaluation(every=evaluate_every), seed=seed
     )
@@ -198,10 +235,13 @@ def federate(
         num_classes=num_classes,
         seed=seed,
         skip_empty=experiment.training.skip_empty,
+        classes=objective.classes,
     )
+    pool, key = _fitting(pool, objective), _init_key(seed)
     where, dtype = pick_device(device), torch.get_default_dtype()
     own = pick_precision(precision, where, dtype)
-    task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, where, dtype, own)
+    outputs = objective.num_outputs(pool.y, pool.num_classes)
+    task = Task(lambda: copy.deepcopy(model), head, outputs, where, dtype, own, objective, key)
     experiment = replace(
         experiment,
         data=DataSettings(
@@ -213,9 +253,17 @@ def federate(
             num_classes=pool.num_classes,
         ),
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
+        objective=_objective_settings(objective),
     )
-    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, states)
+    federation = _assemble(experiment, pool, task, task.init(key), backend, states)
     return execute(experiment, federation, pool, {}, out, resume, 10, lambda: False, callbacks, {})
+
+
+def _objective_settings(objective: Objective) -> ObjectiveSettings:
+    """What the record says of an objective; one that trains by other losses than the known one is one's own."""
+    known = OBJECTIVES.get(objective.name)
+    listed = known is not None and known.row_losses is objective.row_losses
+    return ObjectiveSettings(objective.name if listed else f"own:{objective.name}", tuple(objective.metrics))
 
 
 def _digest(*parts: Any) -> str:
@@ -235,4 +283,5 @@ def _data_digest(pool: FederatedData) -> str:
 
 def _model_digest(model: nn.Module, head: str) -> str:
     weights = model.state_dict()
-    return _digest(repr(model), head, tuple(weights), *(t for t in weights.values() if isinstance(t, Tensor)))
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    return _digest(repr(model), head, tuple(weights), *(t for t in weights.values() if isinstance(t, Tensor)), *frozen)

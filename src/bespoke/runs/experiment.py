@@ -16,13 +16,20 @@ from typing import Any
 
 from bespoke.algorithms import ALGORITHMS, load_plugins, method_class
 from bespoke.core.algorithm import Algorithm
+from bespoke.core.objective import ObjectiveSettings
 from bespoke.core.settings import Training, allowed, problem
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models.settings import ModelSettings
 from bespoke.runs.federation import Evaluation
 
-_TABLES = {"data": DataSettings, "model": ModelSettings, "training": Training, "evaluation": Evaluation}
+_TABLES = {
+    "data": DataSettings,
+    "model": ModelSettings,
+    "objective": ObjectiveSettings,
+    "training": Training,
+    "evaluation": Evaluation,
+}
 _KNOWN = ("seed", *_TABLES, "algorithm")
 _FEDAVG = {"name": "fedavg"}
 _KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
@@ -30,7 +37,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", boo
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a run's result: data, model, method, training, evaluation and seed.
+    """Everything that decides a run's result: data, model, objective, method, training, evaluation and seed.
 
     ``algorithm`` is a method, or the name of one with its defaults.
     """
@@ -42,6 +49,7 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     seed: int = 0
     algorithm_name: str = ""  # set by itself
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
 
     def __post_init__(self) -> None:
         """Turn a name into a method, and check every table and what they mean together."""
@@ -75,6 +83,7 @@ class Experiment:
             "seed": self.seed,
             "data": dataclasses.asdict(self.data),
             "model": dataclasses.asdict(self.model),
+            "objective": dataclasses.asdict(self.objective),
             "algorithm": {"name": self.algorithm_name, **dataclasses.asdict(self.method)},
             "training": dataclasses.asdict(self.training),
             "evaluation": dataclasses.asdict(self.evaluation),
@@ -85,13 +94,16 @@ class Experiment:
         return to_toml(self.tables())
 
     def hash(self) -> str:
-        """What makes two runs the same: data, model, algorithm, training without ``rounds``, and seed.
+        """What makes two runs the same: data, model, objective, algorithm, training without ``rounds``, and seed.
 
         A run may be lengthened or moved to another device, not changed. Where the schedule runs over all
-        rounds, its length is part of the training.
+        rounds, its length is part of the training. Metrics do not count, and classification counts as no objective,
+        so that runs from before there were others keep their hash.
         """
         tables = self.tables()
-        del tables["evaluation"], tables["training"]["rounds"]
+        del tables["evaluation"], tables["training"]["rounds"], tables["objective"]
+        if self.objective.name != ObjectiveSettings.name:
+            tables["objective"] = self.objective.name
         if self.training.schedule != "constant":
             tables["training"]["schedule_rounds"] = self.training.horizon()
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]

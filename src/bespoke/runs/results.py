@@ -43,8 +43,8 @@ class PersonalModel:
         return next(iter(out.values())) if isinstance(out, dict) else out
 
     def predict(self, x: Any) -> Tensor:
-        """The predicted classes (B,) for examples x (B, ...)."""
-        return self.logits(x).argmax(dim=-1)
+        """What the objective makes of the outputs for examples x (B, ...): classes (B,), numbers or labels."""
+        return self.task.objective.predictions(self.logits(x))
 
 
 def ready(pool: FederatedData, task: Task, x: Tensor, client: int = 0) -> Tensor:

@@ -73,7 +73,7 @@ def files(settings: DataSettings, rng: np.random.Generator) -> Examples:
     if twice:
         raise UserError(f"several files are named {min(twice)!r}, which is the client's name: rename all but one")
     clients = [_read_client(path) for path in paths]
-    return join(clients, settings.num_classes, settings.test, rng)
+    return join(clients, settings.num_classes, settings.test, rng, classes=None)
 
 
 def _read_client(path: Path) -> ClientArrays:
