@@ -19,7 +19,6 @@ from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from bespoke.clients import Inspectable
-from bespoke.core import rng
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError

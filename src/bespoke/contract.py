@@ -9,18 +9,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bespoke.clients import BatchedClients, Evaluated, SequentialClients, Simulated
+from bespoke.clients.simulated import Call, Mapped
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows
+from bespoke.core.local import Local
+from bespoke.core.objective import CLASSIFICATION, REGRESSION
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
+from bespoke.engine.rows import ClientRows
+from bespoke.models.layers import Dropout
 from bespoke.runs.federation import Federation
 
 SIZES = (1, 64, 9, 33, 5, 48, 17)  # of the training clients; a new client of 12 rows comes on top
@@ -34,19 +39,61 @@ ADAM = Training(rounds=ROUNDS, steps=5, batch=8, lr=0.01, optimizer="adam", keep
 class _Net(nn.Module):
     """A body with a normalisation layer, and a head: every split that a method may ask for."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: int = CLASSES) -> None:
         super().__init__()
         self.hidden = nn.Linear(DIM, 6)
         self.norm = nn.LayerNorm(6)
-        self.head = nn.Linear(6, CLASSES)
+        self.head = nn.Linear(6, outputs)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.norm(self.hidden(x))))
 
 
-@lru_cache(maxsize=2)
-def toy(device: str = "cpu") -> tuple[FederatedData, Task, Tree]:
-    """The awkward federation, its task in float64, and common initial parameters."""
+class _DroppingNet(_Net):
+    """The same with dropout before the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = _WatchedDropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.norm(self.hidden(x)))))
+
+
+class _WatchedDropout(Dropout):
+    """Dropout that remembers a training pass in which it did not draw."""
+
+    silent: ClassVar[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._key is None and torch.is_grad_enabled() and x.requires_grad:
+            self.silent.append(1)
+        return super().forward(x)
+
+
+class _FrozenNet(_Net):
+    """The same behind a layer that is not trained and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constant = nn.Linear(DIM, DIM).requires_grad_(False)
+        self.register_buffer("constant_shift", torch.linspace(-0.1, 0.1, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.constant(x) + self.constant_shift)
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "plain": _Net,
+    "dropout": _DroppingNet,
+    "frozen": _FrozenNet,
+    "regression": lambda: _Net(1),
+}
+
+
+@lru_cache(maxsize=8)
+def toy(device: str = "cpu", kind: str = "plain") -> tuple[FederatedData, Task, Tree]:
+    """Return the awkward federation, its task in float64, and common initial parameters; ``kind`` is one of KINDS."""
     key = rng.key(7)
     sizes = (*SIZES, 12)
     total = 2 * sum(sizes)  # as many test rows as train rows
@@ -67,7 +114,11 @@ def toy(device: str = "cpu") -> tuple[FederatedData, Task, Tree]:
     pool = FederatedData(
         x, y, Rows.of(train), Rows.of(test), Rows.of([[]] * len(sizes)), CLASSES, num_clients=len(SIZES), names=names
     )
-    task = Task(_Net, "head", CLASSES, device, torch.float64)
+    outputs, objective = CLASSES, CLASSIFICATION
+    if kind == "regression":
+        line = rng.normal(rng.fold_in(key, 3), (DIM,), torch.float64)
+        pool, outputs, objective = replace(pool, y=torch.tanh(x @ line), num_classes=0), 1, REGRESSION
+    task = Task(KINDS[kind], "head", outputs, device, torch.float64, objective=objective, key=rng.key(3))
     return pool, task, task.init(rng.key(3))
 
 
@@ -103,13 +154,14 @@ def trial(
     backwards: bool = False,
     attempt: int = 0,
     rounds: int = ROUNDS,
+    kind: str = "plain",
 ) -> Outcome:
     """Train a method for some rounds on the awkward federation; equal arguments are run once.
 
     ``backwards`` names each cohort in reverse order; ``attempt`` asks for a run of its own.
     """
     method, device = subject.method, subject.device
-    pool, task, params = toy(device)
+    pool, task, params = toy(device, kind)
     training = replace(training, rounds=rounds)
     clients = backend(method, task, params, pool, training, seed=SEED)
     if isinstance(clients, BatchedClients):
@@ -157,8 +209,8 @@ def _require_equal(subject: Subject, a: Outcome, b: Outcome, tolerance: float, w
             gap = float((value.double() - theirs[name].double()).abs().max())
             _require(gap <= tolerance, subject, f"{what}: {name} differs by {gap:.1e} (allowed {tolerance:.0e})")
     for left, right in zip(a.evaluated, b.evaluated, strict=True):
-        mine_, theirs_ = ((*row[:4], row.metrics["accuracy"]) for row in (left, right))
-        _require(mine_ == theirs_, subject, f"{what}: client {left.client} counts {mine_} and {theirs_}")
+        counts = [(*row[:4], row.metrics.get("accuracy")) for row in (left, right)]
+        _require(counts[0] == counts[1], subject, f"{what}: client {left.client} counts {counts[0]} and {counts[1]}")
         gap = abs(_loss(left) - _loss(right))
         _require(gap <= 100 * tolerance, subject, f"{what}: client {left.client}'s loss differs by {gap:.1e}")
 
@@ -175,6 +227,169 @@ def is_frozen(subject: Subject) -> None:
     )
     fields: dict[str, Any] = dataclasses.asdict(method)
     _require(type(method)(**fields) == method, subject, "its fields do not rebuild it")
+
+
+def answers_are_sound(subject: Subject) -> None:
+    """Each hook returns what it should, of finite numbers, and leaves what it was given as it was."""
+    method = subject.method
+    pool, task, params = toy(subject.device)
+    clients = SequentialClients(method, task, params, pool, replace(SGD, rounds=1), seed=SEED)
+    clients.work = replace(clients.work, algorithm=cast(Algorithm, _Watching(method)))
+    federation = Federation.simulated(clients, SEED)
+    try:
+        done = next(federation.rounds(method.server_init(task, params, pool.num_clients, federation.root)))
+        federation.evaluate(done)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise AssertionError(f"{type(method).__name__}: {error}") from error
+    _require(not done.refused, subject, f"clients were refused, since their answer is not finite: {done.refused}")
+
+
+class _Watching:
+    """A method whose client half is watched for changes of what it is given."""
+
+    def __init__(self, method: Algorithm) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        hook = getattr(self._method, name)
+        if name not in ("client_update", "adapt", "personalize"):
+            return hook
+
+        def watched(local: Local, state: Tree, down: Tree) -> Any:
+            given = {"its state": state, "what it received": down}
+            before = {what: tree.map(Tensor.clone, value) for what, value in given.items()}
+            out = hook(local, state, down)
+            for what, value in given.items():
+                for leaf, old in zip(tree.flatten(value).items(), tree.leaves(before[what]), strict=True):
+                    if leaf[1].numel() and not torch.equal(leaf[1], old):
+                        raise ValueError(f"{name} changes {what} in place ({leaf[0]}): make a new tensor instead")
+            return out
+
+        return watched
+
+
+def desk_values_stay_tensors(subject: Subject) -> None:
+    """No hook turns a value of the desk (n, round, rounds, lr) into a Python number or a decision."""
+    method = subject.method
+    pool, task, params = toy(subject.device)
+    clients = _GuardedClients(method, task, params, pool, replace(SGD, rounds=1), seed=SEED)
+    federation = Federation.simulated(clients, SEED)
+    try:
+        federation.evaluate(next(federation.rounds()))
+    except _GuardedError as error:
+        raise AssertionError(f"{type(method).__name__}: {error}") from error
+
+
+class _GuardedError(RuntimeError):
+    pass
+
+
+class _Guarded(Tensor):
+    """A tensor that refuses to become a Python number, as do all that are computed from it."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise _GuardedError(
+            "a value of the desk (n, round, rounds, lr) becomes a Python number or decides a branch; a recorded step "
+            "would keep the first round's value: compute with the tensor, and choose with torch.where"
+        )
+
+    item: Any = _refuse
+    tolist: Any = _refuse
+    numpy: Any = _refuse
+    __bool__: Any = _refuse
+    __int__: Any = _refuse
+    __float__: Any = _refuse
+    __index__: Any = _refuse
+
+
+class _GuardedClients(SequentialClients):
+    """Clients whose desks have guarded values; the library itself may look at what comes out."""
+
+    def _map(self, call: Call) -> Mapped:
+        out = super()._map(call)
+        return out._replace(tree=tree.map(lambda t: t.as_subclass(Tensor), out.tree))
+
+    def clock(self, round: int) -> Tree:
+        return tree.map(lambda t: t.as_subclass(_Guarded), super().clock(round))
+
+    def rows(self, rows: Tensor, n: Tensor, extra: Tree) -> ClientRows:
+        return super().rows(rows, n.as_subclass(_Guarded), extra)
+
+
+def neighbours_do_not_matter(subject: Subject) -> None:
+    """With garbage in all rows but one client's train rows, nothing of that client's changes by one bit."""
+    for backend in (SequentialClients, BatchedClients):
+        for client in (2, 3):
+            clean, spoilt = _in_bad_company(subject, backend, client, False), _in_bad_company(subject, backend, client)
+            for name, value in clean.items():
+                same = name in spoilt and torch.equal(value, spoilt[name])
+                where = f"client {client}, {backend.name}"
+                _require(same, subject, f"another client's rows, or test rows, change {name} ({where})")
+
+
+def _in_bad_company(subject: Subject, backend: type[Simulated], client: int, spoil: bool = True) -> dict[str, Tensor]:
+    """Return all that one client makes in a round, its personal model included, by name."""
+    pool, task, params = toy(subject.device)
+    if spoil:
+        others = torch.ones(len(pool.y), dtype=torch.bool)
+        others[pool.train.client(client)] = False
+        x = torch.where(others[:, None], torch.nan, pool.x)
+        pool = replace(pool, x=x, y=torch.where(others, (pool.y + 1) % CLASSES, pool.y))
+    training, cohort = replace(SGD, rounds=1), [1, 2, 3, 5]
+    clients = backend(subject.method, task, params, pool, training, seed=SEED)
+    federation = Federation.simulated(clients, SEED, training)
+    shared, own = federation.down(federation.start(), cohort)
+    trained = clients.train(1, cohort, shared, own)
+    answered = trained.uploads.clients.tolist()
+    if client not in answered:
+        return {}
+    clients.accept([client])
+    place = answered.index(client)
+    made = {
+        "the upload": tree.map(lambda leaf: leaf[place], trained.uploads.tree),
+        "the state": clients.states()[client],
+        "logged": {name: torch.tensor(values[place]) for name, values in trained.logged.items()},
+        "the personal model": clients.personal(1, [client], *federation.down(federation.start(), [client]))[0],
+    }
+    return tree.flatten(made)
+
+
+def dropout_draws_in_training(subject: Subject) -> None:
+    """Every training loss hands the batch's key on to layers that draw, alike on both backends; evaluation never."""
+    _WatchedDropout.silent.clear()
+    loop = trial(subject, kind="dropout", rounds=2)
+    silent = bool(_WatchedDropout.silent)
+    _require(not silent, subject, "trains through task.features, task.logits or task.classify without key=batch.key")
+    batched = trial(subject, BatchedClients, kind="dropout", rounds=2)
+    _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with dropout")
+    _require(loop.evaluated == loop.evaluate(), subject, "a second evaluation gives other numbers with dropout")
+
+
+def constants_stay_at_home(subject: Subject) -> None:
+    """Frozen parameters and buffers are in no state and no message, and the method works with them."""
+    _, task, _ = toy(subject.device, "frozen")
+    loop, batched = (trial(subject, b, kind="frozen", rounds=2) for b in (SequentialClients, BatchedClients))
+    _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with frozen layers")
+    for what, trees in (("server", [loop.server]), ("uploads", loop.uploads), ("states", list(loop.states.values()))):
+        names = {name.rpartition("/")[2] for value in trees for name in tree.flatten(value)}
+        held = sorted(names & task.constants().keys())
+        _require(not held, subject, f"its {what} hold {held}, which the model keeps constant")
+
+
+def any_objective_works(subject: Subject) -> None:
+    """The method serves regression too, or says that it needs classes."""
+    if subject.method.needs_classes:
+        return
+    try:
+        loop, batched = (trial(subject, b, kind="regression", rounds=3) for b in (SequentialClients, BatchedClients))
+    except Exception as error:
+        raise AssertionError(
+            f"{type(subject.method).__name__}: fails on a regression ({str(error).splitlines()[0]}): use the task's "
+            "own loss, or declare needs_classes = True"
+        ) from error
+    _require_equal(subject, loop, batched, subject.tolerance, "loop against batched on a regression")
+    _require(not loop.refused, subject, f"clients were refused on a regression: {loop.refused}")
+    _require(math.isfinite(_mean_loss(loop.evaluated)), subject, "its loss on a regression is not finite")
 
 
 def loop_equals_batched(subject: Subject) -> None:
@@ -281,6 +496,8 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     check.__name__: check
     for check in (
         is_frozen,
+        answers_are_sound,
+        desk_values_stay_tensors,
         loop_equals_batched,
         loop_equals_batched_with_kept_moments,
         chunks_change_nothing,
@@ -292,6 +509,10 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
         private_stays_private,
         evaluation_changes_nothing,
         new_client_works,
+        neighbours_do_not_matter,
+        dropout_draws_in_training,
+        constants_stay_at_home,
+        any_objective_works,
         learns,
     )
 }

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from bespoke.core.tree import Tree
 from bespoke.engine.alone import Alone
 from bespoke.engine.rows import ClientRows
 
+_PARTS = ("a state", "an upload")  # what client_update returns
 HeldOut = Mapping[str, ClientRows]  # by split
 
 
@@ -55,10 +57,7 @@ class Work:
 
     def update(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
         """Do one round of local work: the new state, the upload, what was collected, and whether all is finite."""
-        new, up = self.algorithm.client_update(local, state, down)
-        leaked = up.keys() & set(self.algorithm.private)
-        if leaked:
-            raise ValueError(f"{type(self.algorithm).__name__} uploads {sorted(leaked)}, which it declares private")
+        new, up = self._answer(self.algorithm.client_update(local, state, down), state)
         moments, logged, _breaks = collected(local)
         finite = {"up": tree.sound(up), "kept": tree.sound({"state": new, "moments": moments})}
         flags = {part: torch.ones_like(local.n, dtype=torch.bool) if ok is None else ok for part, ok in finite.items()}
@@ -66,22 +65,53 @@ class Work:
 
     def personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
         """Return the personal model of a client that took part."""
-        return self.algorithm.personalize(renewed(local), state, down)  # kept moments belong to training
+        return self._personal(renewed(local), state, down)  # kept moments belong to training
 
     def adapt_and_personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
         """Return the personal model of a client that never took part."""
-        return self.algorithm.personalize(renewed(local), self._adapt(local, state, down), down)
+        return self._personal(renewed(local), self._adapt(local, state, down), down)
 
     def evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
         """Personalise, and score on the held-out rows of a client that took part."""
         own = renewed(local)
-        personal = self.algorithm.personalize(own, state, down)
+        personal = self._personal(own, state, down)
         scores = {split: self._score(local.key, rows, personal) for split, rows in held_out.items()}
         return {"scores": scores, "logged": collected(own).logged}
 
     def adapt_and_evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
         """Do the same for a client that never took part."""
         return self.evaluate(local, held_out, self._adapt(local, state, down), down)
+
+    def _personal(self, local: Local, state: Tree, down: Tree) -> Tree:
+        return self._tree(self.algorithm.personalize(local, state, down), "personalize", "a personal model")
+
+    def _answer(self, answer: Any, state: Tree) -> tuple[Tree, Tree]:
+        """Return the state and the upload, after a look at whether they can be such."""
+        method = type(self.algorithm).__name__
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            got = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
+            raise TypeError(f"{method}.client_update must return (state, upload), not {got}")
+        new, up = (self._tree(part, "client_update", what) for part, what in zip(answer, _PARTS, strict=True))
+        if new.keys() != state.keys():
+            swapped = ": it must return (state, upload), in this order" if up.keys() == state.keys() else ""
+            raise ValueError(
+                f"{method}.client_update returns a state named {sorted(new)}, "
+                f"but the state it was given is named {sorted(state)}{swapped}"
+            )
+        leaked = up.keys() & set(self.algorithm.private)
+        if leaked:
+            raise ValueError(f"{method} uploads {sorted(leaked)}, which it declares private")
+        return new, up
+
+    def _tree(self, value: Any, hook: str, what: str) -> Tree:
+        """Return a value that is a tree; anything else is refused by name."""
+        where = f"{type(self.algorithm).__name__}.{hook}"
+        if not isinstance(value, dict):
+            raise TypeError(f"{where} must return {what} as a dict of tensors, not {type(value).__name__}")
+        for name, leaf in tree.flatten(value).items():
+            if not isinstance(leaf, Tensor):
+                raise TypeError(f"{where} returns {what} whose {name!r} is a {type(leaf).__name__}, not a tensor")
+        return value
 
     def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
         training = replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training
@@ -97,7 +127,7 @@ class Work:
                 lr=torch.full_like(local.lr, training.lr * training.lr_factor(r + 1, self.adapt_rounds)),
                 _moments=moments,
             )
-            state = self.algorithm.adapt(own, state, down)
+            state = self._tree(self.algorithm.adapt(own, state, down), "adapt", "a state")
             moments = collected(own).moments
         return state
 
