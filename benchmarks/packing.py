@@ -18,12 +18,11 @@ from cohort_step import images, seconds
 from bespoke.algorithms import ALGORITHMS
 from bespoke.clients import BatchedClients
 from bespoke.core import rng
-from bespoke.engine.lanes import blocks
+from bespoke.core.local import per_pass
 from bespoke.core.settings import Training
 from bespoke.data import partitioned
 from bespoke.engine import graphs
-from bespoke.engine.lanes import schedule
-from bespoke.core.local import per_pass
+from bespoke.engine.lanes import blocks, schedule
 from bespoke.models import ModelSettings, build_task
 from bespoke.runs.experiment import load
 

@@ -24,7 +24,7 @@ from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.maths import gaussian
 from bespoke.records import RunFolder
-from bespoke.report.charts import COLOURS, INK, _axes, _save
+from bespoke.report.charts import COLOURS, INK, new_axes, save
 from bespoke.runs.federation import Federation
 
 if TYPE_CHECKING:
@@ -184,9 +184,10 @@ def embeddings(run: Run) -> Embeddings:
 def embedding_chart(found: Embeddings, path: str | Path) -> Path:
     """Draws the first two principal components, a dot a client coloured by kind of condition; returns `path`."""
     points, kinds = found.plane(), np.array([kind(condition) for condition in found.conditions])
-    figure, axes = _axes(6.4, 4.6, "Clients by their embeddings", "First two principal components; a dot is a client.")
+    subtitle = "First two principal components; a dot is a client."
+    figure, axes = new_axes(6.4, 4.0, "Clients by their embeddings", subtitle)
     for i, name in enumerate(sorted(set(kinds))):
         own, colour = points[kinds == name], COLOURS[i % len(COLOURS)]
         axes.scatter(own[:, 0], own[:, 1], s=26, color=colour, linewidths=0, label=name)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=INK)
-    return _save(figure, path)
+    return save(figure, path)

@@ -6,24 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
-from bespoke.report.metrics import aggregate
+from bespoke.report.metrics import Scores, aggregate
+from bespoke.report.summary import population
 from bespoke.runs.recording import Event
 
 Callback = Callable[[Event], None]
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """The numbers of a round by name: training loss, bytes, seconds, and the accuracies of each view and split."""
+    """Return the numbers of a round by name: training loss, bytes, seconds, and every metric of each view and split.
+
+    A metric is that of the training population: `METRIC/VIEW/SPLIT/pooled` and `METRIC/VIEW/SPLIT/mean`.
+    """
     row = event.row
     values = {"bytes/down": row["bytes_down"], "bytes/up": row["bytes_up"], "refused": len(row["refused"])}
     if row["train_loss"] is not None:
         values["loss/train"] = row["train_loss"]
     values |= {f"seconds/{phase}": s for phase, s in event.seconds.items()}
     for view, split in dict.fromkeys((r["view"], r["split"]) for r in event.evaluated):
-        rows = [r for r in event.evaluated if (r["view"], r["split"]) == (view, split) and r["group"] != "new"]
-        found = aggregate([r["correct"] for r in rows], [r["total"] for r in rows])
-        if found.pooled is not None:
-            values |= {f"accuracy/{view}/{split}/pooled": found.pooled, f"accuracy/{view}/{split}/mean": found.mean}
+        lines = population(event.evaluated, view, split)
+        for metric in dict.fromkeys(name for line in lines for name in line["metrics"]):
+            found = aggregate(Scores.of_lines(lines, metric))
+            named = {"pooled": found.pooled, "mean": found.mean}
+            values |= {f"{metric}/{view}/{split}/{key}": value for key, value in named.items() if value is not None}
     return values
 
 
@@ -69,7 +74,7 @@ LOGGERS: dict[str, Callable[[Path, str, dict[str, Any]], Callback]] = {
 
 
 def make(name: str, folder: Path, label: str, config: dict[str, Any]) -> Callback:
-    """The callback of a tool by name."""
+    """Return the callback of a tool by name."""
     if name not in LOGGERS:
         raise UserError(f"--log {name}: there is no such tool; use one of {', '.join(LOGGERS)}")
     return LOGGERS[name](folder, label, config)

@@ -4,17 +4,21 @@ A run folder holds
 
     config.toml       the resolved experiment
     environment.json  versions, device, git hash
-    rounds.jsonl      one line a round
-    clients.jsonl     one line a (round, client, split, view): integer counts
-    timing.jsonl      one line a round: seconds by phase
+    rounds.jsonl      one line per round
+    clients.jsonl     one line per (round, client, split, view): the sum and weight of every metric
+    timing.jsonl      one line per round: seconds by phase
     summary.json      values derived from the lines above
     checkpoints/      states to resume from
-    *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `refused`
-                      becomes two lists, `refused` (ids) and `reasons`
+    *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `metrics` becomes
+                      `metric.NAME.sum` and `metric.NAME.weight`, `refused` becomes two lists, `refused` (ids)
+                      and `reasons`, `evaluated` becomes `evaluated.view` and `evaluated.metric`
 
 The columns of the three `.jsonl` files are in `COLUMNS`. A line is compact JSON with its keys in that order;
 NaN and infinities are null. Lines are appended and fsynced, so that a crash can leave at most one torn last
-line (without its newline); readers pass over it and the next append removes it.
+line (without its newline); readers skip it and the next append removes it.
+
+Clients were once recorded with the columns `correct` and `loss_sum` in place of `metrics`; such lines are read
+as the metrics accuracy and loss.
 """
 
 from __future__ import annotations
@@ -47,16 +51,17 @@ COLUMNS: dict[str, dict[str, str]] = {
         "host_breaks": "calls of the host between captured parts",
         "logged": "{name: [value or null per client of the cohort]}",
         "note": "what a reader of the round should know (optional)",
+        "evaluated": "{view, metric, higher} of an evaluated round: the headline view, the headline metric, and "
+        "for every metric whether larger is better (optional)",
     },
     CLIENTS: {
         "round": "round after which the client was evaluated",
         "client": "id of the client",
         "group": "train (has taken part), unseen (not yet), or new (held out from training)",
         "split": "test or val",
-        "view": "name of the prediction; the first one listed is the headline",
-        "correct": "rows predicted right",
+        "view": "name of the prediction",
         "total": "rows",
-        "loss_sum": "sum of the loss over the rows, or null",
+        "metrics": "{name: [sum, weight]}, two numbers or two lists of one length; null where it is not finite",
         "logged": "{name: value} of what the method logged for the client",
     },
     TIMING: {
@@ -67,10 +72,11 @@ COLUMNS: dict[str, dict[str, str]] = {
         "checkpoint": "seconds of writing the checkpoint before this round",
     },
 }
-_OPTIONAL = {"note"}
+_OPTIONAL = {"note", "evaluated"}
+_NESTED = {"logged", "metrics", "evaluated"}  # columns that become several ones in an export
 _TYPES = {  # of the columns of an export that hold no plain integer; "id" is text where clients have names
-    **dict.fromkeys(("train_loss", "padding_waste", "loss_sum"), "float64"),
-    **dict.fromkeys(("group", "split", "view", "note"), "string"),
+    **dict.fromkeys(("train_loss", "padding_waste"), "float64"),
+    **dict.fromkeys(("group", "split", "view", "note", "evaluated.view", "evaluated.metric"), "string"),
     **{"client": "id", "cohort": "[id]", "refused": "[string]", "reasons": "[string]"},
 }
 
@@ -90,14 +96,65 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether a value is [sum, weight]: two numbers, or two lists of one length, without negative weights."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    if not isinstance(value[0], list):
+        value = [[value[0]], [value[1]]]
+    sums, weights = value
+    if not isinstance(weights, list) or len(sums) != len(weights):
+        return False
+    return all(map(_is_number, sums)) and all(_is_number(w) and (w is None or w >= 0) for w in weights)
+
+
+def _is_headline(value: Any) -> bool:
+    """Whether a value is {view, metric, higher}, and `higher` knows the metric."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("view"), str)
+        and isinstance(value.get("higher"), dict)
+        and all(isinstance(better, bool) for better in value["higher"].values())
+        and value.get("metric") in value["higher"]
+    )
+
+
+def _fault(name: str, row: dict[str, Any]) -> str:
+    """The column of a row of the record file `name` that is missing or malformed, or nothing."""
+    missing = COLUMNS[name].keys() - _OPTIONAL - row.keys()
+    if missing:
+        return min(missing)
+    if not isinstance(row.get("logged", {}), dict):
+        return "logged"
+    if name == CLIENTS and not (isinstance(row["total"], int) and row["total"] >= 0):
+        return "total"
+    if name == CLIENTS and not (isinstance(row["metrics"], dict) and all(map(_is_metric, row["metrics"].values()))):
+        return "metrics"
+    return "evaluated" if "evaluated" in row and not _is_headline(row["evaluated"]) else ""
+
+
 def _parse(name: str, line: bytes) -> dict[str, Any] | None:
     """The row of a line of the record file `name`, or None for a damaged line."""
     try:
         row = json.loads(line, parse_constant=_no_constant)
-        sound = COLUMNS[name].keys() - _OPTIONAL <= row.keys() and isinstance(row.get("logged", {}), dict)
-        return row if sound and (name != CLIENTS or 0 <= row["correct"] <= row["total"]) else None
-    except (ValueError, TypeError, AttributeError):
+        if name == CLIENTS and "correct" in row:
+            row = _with_metrics(row)
+        return None if _fault(name, row) else row
+    except (ValueError, TypeError, AttributeError, KeyError):
         return None
+
+
+def _with_metrics(row: dict[str, Any]) -> dict[str, Any]:
+    """A line with counts of right answers as one with metrics."""
+    correct, total = row["correct"], row["total"]
+    if not 0 <= correct <= total:
+        raise ValueError("more right answers than rows")
+    row["metrics"] = {"accuracy": [correct, total], "loss": [row["loss_sum"], total]}
+    return {key: row[key] for key in COLUMNS[CLIENTS]}
 
 
 @dataclass(frozen=True)
@@ -136,7 +193,10 @@ class RunFolder:
             wrong = (row.keys() ^ COLUMNS[name].keys()) - (_OPTIONAL - row.keys())
             if wrong:
                 raise ValueError(f"a row of {name} lacks or invents a column: {', '.join(sorted(wrong))}")
-            lines.append(json.dumps(_plain(row), separators=(",", ":"), allow_nan=False) + "\n")
+            row = _plain(row)
+            if fault := _fault(name, row):
+                raise ValueError(f"a row of {name} is malformed: {fault} is {row[fault]!r}")
+            lines.append(json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n")
         path, data = self.path / name, "".join(lines).encode()
         if not data:
             return
@@ -257,11 +317,10 @@ class RunFolder:
             inner = pa.type_for_alias({"id": ids}.get(name.strip("[]"), name.strip("[]")))
             return pa.list_(inner) if name.startswith("[") else inner
 
-        columns = {key: _TYPES.get(key, "int64") for key in COLUMNS[name] if key != "logged"}
+        columns = {key: _TYPES.get(key, "int64") for key in COLUMNS[name] if key not in _NESTED}
         if name == ROUNDS:
-            columns["reasons"] = _TYPES["reasons"]
-        logged = sorted({f"logged.{key}" for row in self._read(name) for key in row["logged"]})
-        columns |= dict.fromkeys(logged, "[float64]" if name == ROUNDS else "float64")
+            columns |= {key: _TYPES[key] for key in ("reasons", "evaluated.view", "evaluated.metric")}
+        columns |= _nested_columns(self._read(name), "[float64]" if name == ROUNDS else "float64")
         schema = pa.schema([(key, kind(value)) for key, value in columns.items()])
         rows, sink = (_flat(row, ids == "string") for row in self._read(name)), BytesIO()
         with pq.ParquetWriter(sink, schema) as writer:
@@ -272,9 +331,24 @@ class RunFolder:
         return path
 
 
+def _nested_columns(rows: Iterable[dict[str, Any]], logged: str) -> dict[str, str]:
+    """The type of each column that an export makes of `metrics` and `logged`; the latter hold `logged`."""
+    metrics: dict[str, str] = {}
+    values: set[str] = set()
+    for row in rows:
+        values |= row["logged"].keys()
+        for name, (sums, _) in row.get("metrics", {}).items():
+            metrics[name] = "[float64]" if isinstance(sums, list) else metrics.get(name, "float64")
+    columns = {f"metric.{name}.{part}": kind for name, kind in metrics.items() for part in ("sum", "weight")}
+    return columns | {f"logged.{name}": logged for name in sorted(values)}
+
+
 def _flat(row: dict[str, Any], named: bool) -> dict[str, Any]:
     """The row of an export; with named clients every id is text, since a column has one type."""
     flat = row | {f"logged.{name}": value for name, value in row["logged"].items()}
+    for name, (sums, weights) in row.get("metrics", {}).items():
+        flat |= {f"metric.{name}.sum": sums, f"metric.{name}.weight": weights}
+    flat |= {f"evaluated.{key}": value for key, value in row.get("evaluated", {}).items()}
     if "refused" in row:
         flat |= {"refused": list(row["refused"]), "reasons": list(row["refused"].values())}
     if named and "cohort" in row:

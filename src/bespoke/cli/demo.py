@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from bespoke.report import accuracy_chart, compare
+from bespoke.report import client_chart, compare
 from bespoke.report.table import Comparison
 from bespoke.runs import api
 from bespoke.runs.experiment import Experiment, load
@@ -26,12 +26,12 @@ def run(folder: Path, progress: Callable[[Experiment], AbstractContextManager[An
         if stopped():
             raise KeyboardInterrupt
     comparison = compare([folder / method for method in METHODS])
-    return comparison, accuracy_chart(comparison, folder / "demo.png")
+    return comparison, client_chart(comparison, folder / "demo.png")
 
 
 def lesson(comparison: Comparison) -> str:
     """One sentence on what the table shows, made from its own numbers."""
-    mean = {row.label: 100 * row.mean.mean for row in comparison.rows}
+    mean = {row.label: 100 * row.mean.mean for row in comparison.rows if row.mean.mean is not None}
     best = max(mean, key=lambda name: mean[name])
     gain = mean[best] - mean["fedavg"]
     if gain <= 0:

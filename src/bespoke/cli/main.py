@@ -211,46 +211,38 @@ def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path
 
 
 def _sentence(done: Any, folder: Path) -> str:
-    from bespoke.report.compare import TITLES
+    from bespoke.report.summary import sentence
 
-    summary, run = done.summary, f"{done.experiment.algorithm_name}, seed {done.experiment.seed}"
-    view, select = summary["headline"], done.experiment.evaluation.select
-    chosen = (summary["views"][view][select] if view else None) or {}
-    numbers = chosen.get("all")
-    if not numbers or numbers["pooled"] is None:
-        return f"{run}, {summary['rounds']} rounds: no client was evaluated on test rows; records in {folder}"
-    return (
-        f"{run}, {TITLES[select]} ({chosen['round']}), {view} model, all {numbers['clients']} clients with test rows: "
-        f"accuracy {100 * numbers['pooled']:.2f} % pooled, {100 * numbers['mean']:.2f} % mean over clients; "
-        f"records in {folder}"
-    )
+    found = sentence(done.summary, done.experiment.evaluation.select)
+    return f"{done.experiment.algorithm_name}, seed {done.experiment.seed}, {found}; records in {folder}"
 
 
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    baseline: Annotated[str | None, typer.Option(help="Method that the others are paired with.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Method that the others are paired with: its label, or a part that no other has.")
+    ] = None,
     select: Annotated[
         str | None, typer.Option(help="Round that counts: last, best_val or best_test; default as in the runs.")
     ] = None,
     view: Annotated[str | None, typer.Option(help="Prediction that counts, where a method has several.")] = None,
     group: Annotated[str, typer.Option(help="Clients that count: all, train, unseen or new.")] = "all",
-    chart: Annotated[Path | None, typer.Option(help="Also draw the clients' accuracies (.png or .svg).")] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric that counts; default as in the runs.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png or .svg).")] = None,
+    curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png or .svg).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare runs in a table like the papers'."""
-    from bespoke.report import accuracy_chart, find_runs
-    from bespoke.report import compare as compare_runs
+    from bespoke import report
 
-    if select is None:
-        named = {run.config().get("evaluation", {}).get("select", "last") for run in find_runs(folders)}
-        select = named.pop() if len(named) == 1 else "last"
-    comparison = compare_runs(folders, baseline, select, view, group)
+    comparison = report.compare(folders, baseline, select, view, group, metric)
     _show(comparison, markdown, as_json)
     if chart is not None:
-        accuracy_chart(comparison, chart)
-        print(f"chart: {chart}", file=sys.stderr)
+        print(f"chart: {report.client_chart(comparison, chart)}", file=sys.stderr)
+    if curves is not None:
+        print(f"curves: {report.curves(folders, curves, view, metric)}", file=sys.stderr)
 
 
 def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""How a run on the command line goes: a bar, or lines in a log; and Ctrl-C, which ends it after the round."""
+"""Show how a run on the command line goes, with a bar or lines in a log, and end it after the round on Ctrl-C."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple[Any, Any]]:
-    """A callback that shows how a run goes, and a function that says whether Ctrl-C was pressed.
+    """Yield a callback that shows how a run goes, and a function that says whether Ctrl-C was pressed.
 
     ``several`` says whether torchrun has started more processes than this one.
     """
@@ -29,43 +29,47 @@ def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple
     # torchrun ends its processes with SIGTERM, and gives them half a minute
     signals = (signal.SIGINT, signal.SIGTERM) if several else (signal.SIGINT,)
     before = {number: signal.signal(number, interrupt) for number in signals}
-    metric = experiment.evaluation.metric
+    statistic = experiment.evaluation.metric
     try:
         if quiet:
             yield (lambda event: None), lambda: bool(asked)
         elif sys.stderr.isatty():
-            with _bar(experiment, metric) as callback:
+            with _bar(experiment, statistic) as callback:
                 yield callback, lambda: bool(asked)
         else:
-            yield _plain_lines(experiment, metric), lambda: bool(asked)
+            yield _plain_lines(experiment, statistic), lambda: bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _accuracy(event: Any, metric: str) -> float | None:
+def headline_text(event: Any, statistic: str) -> str:
+    """Return the headline metric of an evaluated round in words, `accuracy 94.12 % (pooled)`; nothing for another."""
     from bespoke.report.metrics import aggregate
+    from bespoke.report.summary import headline
+    from bespoke.report.units import written
 
-    view = event.evaluated[0]["view"] if event.evaluated else None
-    rows = [r for r in event.evaluated if r["view"] == view and r["split"] == "test" and r["group"] != "new"]
-    if not rows:
-        return None
-    return getattr(aggregate([r["correct"] for r in rows], [r["total"] for r in rows]), metric)
+    named = headline(event.row, event.evaluated)
+    found = aggregate(named.scores(event.evaluated)) if named else None
+    if named is None or found is None or not found.clients:
+        return ""
+    value = getattr(found, statistic)
+    return f"{named.metric} is not finite" if value is None else f"{written(named.metric, value)} ({statistic})"
 
 
-def _plain_lines(experiment: Any, metric: str) -> Any:
+def _plain_lines(experiment: Any, statistic: str) -> Any:
     last = [0.0]
 
     def callback(event: Any) -> None:
-        accuracy = _accuracy(event, metric)
+        shown = headline_text(event, statistic)
         now = time.monotonic()
-        if accuracy is None and event.round < event.rounds and now - last[0] < 5.0:
+        if not shown and event.round < event.rounds and now - last[0] < 5.0:
             return  # a line every few seconds is enough for a log
         last[0] = now
         loss = event.row["train_loss"]
         text = f"{experiment.algorithm_name}: round {event.round}/{event.rounds}"
         text += f", train loss {loss:.4f}" if loss is not None else ""
-        text += f", accuracy {100 * accuracy:.2f} % ({metric})" if accuracy is not None else ""
+        text += f", {shown}" if shown else ""
         text += f", refused {event.row['refused']}" if event.row["refused"] else ""
         print(text, file=sys.stderr, flush=True)
 
@@ -73,7 +77,7 @@ def _plain_lines(experiment: Any, metric: str) -> Any:
 
 
 @contextmanager
-def _bar(experiment: Any, metric: str) -> Iterator[Any]:
+def _bar(experiment: Any, statistic: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -82,22 +86,22 @@ def _bar(experiment: Any, metric: str) -> Iterator[Any]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("rounds"),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[headline]}"),
         TimeRemainingColumn(),
         TextColumn("left"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(experiment.algorithm_name, total=experiment.training.rounds, accuracy="")
+        bar = progress.add_task(experiment.algorithm_name, total=experiment.training.rounds, headline="")
         started: list[int] = []
 
         def callback(event: Any) -> None:
-            accuracy = _accuracy(event, metric)
+            shown = headline_text(event, statistic)
             if not started:  # a resumed run did not do its first rounds just now
                 started.append(event.round)
                 progress.reset(bar, completed=event.round - 1)
             progress.update(bar, completed=event.round)
-            if accuracy is not None:
-                progress.update(bar, accuracy=f"accuracy {100 * accuracy:.2f} % ({metric})")
+            if shown:
+                progress.update(bar, headline=shown)
             if event.row["refused"]:
                 progress.console.print(f"round {event.round}: refused {event.row['refused']}")
 

@@ -1,9 +1,9 @@
 """Reports: summaries, comparison tables and charts, read from run folders alone."""
 
-from bespoke.report.charts import accuracy_chart, curves
+from bespoke.report.charts import client_chart, curves
 from bespoke.report.compare import compare
 from bespoke.report.runs import find_runs
 from bespoke.report.summary import Evaluations, summarise
 from bespoke.report.table import Comparison
 
-__all__ = ["Comparison", "Evaluations", "accuracy_chart", "compare", "curves", "find_runs", "summarise"]
+__all__ = ["Comparison", "Evaluations", "client_chart", "compare", "curves", "find_runs", "summarise"]

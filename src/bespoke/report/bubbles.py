@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
-from bespoke.report.charts import DOTS, GREY, INK, _axes, _save, _suffix
+from bespoke.report.charts import DOTS, GREY, INK, check_path, new_axes, save
 
 AREA = 190.0  # points squared of the largest bubble at the widest spacing
 
@@ -21,7 +21,7 @@ def bubble_chart(counts: NDArray[np.int64], path: str | os.PathLike[str], title:
     """
     from matplotlib.ticker import MaxNLocator
 
-    _suffix(path)
+    check_path(path)
     clients, classes = counts.shape
     if not counts.any():
         raise UserError("no client has any rows, so there is nothing to draw")
@@ -30,7 +30,7 @@ def bubble_chart(counts: NDArray[np.int64], path: str | os.PathLike[str], title:
     client, label = np.nonzero(counts)
     spacing = min((width - 1.2) / clients, (height - 1.4) / classes) * 72  # points between two bubbles
     area = min(AREA, (1.7 * spacing) ** 2)
-    figure, axes = _axes(width, height, title, f"{subtitle} The largest bubble stands for {largest:,} rows.")
+    figure, axes = new_axes(width, height, title, f"{subtitle} The largest bubble stands for {largest:,} rows.")
     axes.scatter(
         client, label, s=area * counts[client, label] / largest, color=DOTS, alpha=0.75, linewidths=0, clip_on=False
     )
@@ -42,4 +42,4 @@ def bubble_chart(counts: NDArray[np.int64], path: str | os.PathLike[str], title:
     axes.set_ylabel("class", color=INK)
     axes.tick_params(labelcolor=GREY)
     axes.grid(color="#eeeeee", linewidth=0.6)
-    return _save(figure, path)
+    return save(figure, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.report.metrics import aggregate
-from bespoke.report.runs import Paths, group_runs, view_of
+from bespoke.report.runs import Paths, group_runs, metric_of, view_of
 from bespoke.report.table import Comparison
+from bespoke.report.units import Unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,41 +26,60 @@ if TYPE_CHECKING:
 INK, GREY, DOTS = "#222222", "#767676", "#4c78a8"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", "--", ":", "-.")
+LABEL = 34  # characters of a line of a method's label
 
 
-def _suffix(path: str | os.PathLike[str]) -> str:
-    suffix = Path(path).suffix.lower()
+def check_path(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of a chart's path, after making sure that it can be written as a PNG or SVG."""
+    suffix, folder = Path(path).suffix.lower(), Path(path).parent
     if suffix not in (".png", ".svg"):
         raise UserError(f"cannot draw {path}: the name of a chart must end in .png or .svg")
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {folder}; make it first")
     return suffix
 
 
-def _axes(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, Axes]:
+def new_axes(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, Axes]:
+    """Return a figure of `width` times `height` inches below its title, which the axes of the chart fill.
+
+    Title and subtitle stand at the left edge of the figure and are wrapped to its width.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    head, lines = textwrap.fill(title, int(width * 10)), textwrap.fill(subtitle, int(width * 14))
+    below = 12 + 12 * (lines.count("\n") + 1)  # points from the top of the axes to the title
+    top = (below + 15 * (head.count("\n") + 1) + 8) / 72
+    figure = Figure(figsize=(width, height + top))
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, height / (height + top)))
+    place: dict[str, Any] = {"x": 0.1 / width, "va": "bottom", "parse_math": False}
+    figure.text(y=(height + below / 72) / (height + top), s=head, fontsize=12, color=INK, **place)
+    figure.text(y=(height + 6 / 72) / (height + top), s=lines, fontsize=8.5, color=GREY, linespacing=1.3, **place)
     axes = figure.add_subplot()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(GREY)
     axes.tick_params(length=0, labelcolor=INK)
     axes.set_axisbelow(True)
-    lines = textwrap.fill(subtitle, int(width * 14))
-    pad = 9 + 12 * (lines.count("\n") + 1)  # points: the title stands above the subtitle
-    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=pad, parse_math=False)
-    place: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
-    axes.annotate(lines, (0, 1), xycoords="axes fraction", fontsize=8.5, color=GREY, parse_math=False, **place)
     return figure, axes
 
 
-def _save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as its path's suffix says, whole or not at all, and return the path."""
     import matplotlib
 
-    suffix, sink = _suffix(path), BytesIO()
+    suffix, sink = check_path(path), BytesIO()
     metadata = {"Date": None} if suffix == ".svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "bespoke"}):  # the same chart gives the same bytes
         figure.savefig(sink, format=suffix[1:], dpi=160, facecolor="white", metadata=metadata)
     write_atomic(path, sink.getvalue())
     return Path(path)
+
+
+def _inches(lines: Iterable[str]) -> float:
+    """Width of the longest of the lines in the font of labels."""
+    from matplotlib.textpath import TextPath
+
+    widths = [TextPath((0, 0), line.replace("$", r"\$"), size=10).get_extents().width for line in lines if line.strip()]
+    return max(widths, default=0.0) / 72
 
 
 def _swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDArray[np.float64]:
@@ -74,68 +95,93 @@ def _swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDA
     return offsets
 
 
-def accuracy_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
-    """Draws, per method, a dot for each client's accuracy and a line at their mean; returns `path`."""
-    _suffix(path)
-    rows = comparison.rows
+def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
+    """Draw, for each method, a dot per client at its value of the metric and a line at their mean; return `path`."""
+    check_path(path)
+    rows, unit = comparison.rows, comparison.unit
+    finite = [unit.scale * np.sort(row.values[np.isfinite(row.values)]) for row in rows]
+    drawn = np.concatenate(finite)
+    if not drawn.size:
+        raise UserError(f"no client has a finite {comparison.metric}, so there is nothing to draw")
     dot = "client" if max(len(row.seeds) for row in rows) == 1 else "client in one seed"
-    caption = comparison.caption.rsplit(";", 1)[0]
-    subtitle = f"A dot is a {dot}, the line their mean. {caption[0].upper()}{caption[1:]}."
-    title = "Accuracy of every client on its own test rows"
-    figure, axes = _axes(7.6, 1.5 + 0.55 * len(rows), title, subtitle)
-    low = 10 * np.floor(10 * min(row.accuracies.min() for row in rows))
-    low = float(min(low, 90.0))
+    subtitle = f"A dot is a {dot}, the line their mean. {comparison.scope[0].upper()}{comparison.scope[1:]}."
+    labels = ["\n".join(textwrap.wrap(row.label, LABEL)) for row in rows]
+    lines = [line for label in labels for line in label.splitlines()]
+    each = max(0.55, 0.2 * max(label.count("\n") + 1 for label in labels) + 0.1)  # inches of a row
+    title = f"{comparison.metric[0].upper()}{comparison.metric[1:]} of every client on its own test rows"
+    figure, axes = new_axes(6.4 + max(1.2, _inches(lines)), 0.7 + each * len(rows), title, subtitle)
+    low, high = float(drawn.min()), float(drawn.max())
+    if unit.sign:  # percent
+        low, high = min(10 * np.floor(low / 10), 90.0), 100.0
+    span = (high - low) or abs(high) or 1.0
     margin = axes.get_yaxis_transform()  # x as a share of the axes, y as data
-    for y, row in enumerate(rows):
-        values = 100 * np.sort(row.accuracies)
-        size = float(np.clip(1500 / len(values), 4, 26))
-        offsets = _swarm(values, (100 - low) / 90)
-        axes.scatter(values, y + offsets, s=size, color=DOTS, alpha=0.7, linewidths=0, clip_on=False, zorder=3)
-        mean = 100 * row.mean.mean
-        axes.plot([mean, mean], [y - 0.36, y + 0.36], color=INK, linewidth=2.2, solid_capstyle="butt", zorder=2)
-        axes.text(1.02, y, f"{mean:.1f}", transform=margin, va="center", color=INK)
+    for y, (row, values) in enumerate(zip(rows, finite, strict=True)):
+        if values.size:
+            size = float(np.clip(1500 / len(values), 4, 26))
+            offsets = _swarm(values, span / 90)
+            axes.scatter(values, y + offsets, s=size, color=DOTS, alpha=0.7, linewidths=0, clip_on=False, zorder=3)
+        if row.mean.mean is not None:
+            mean = unit.scale * row.mean.mean
+            axes.plot([mean, mean], [y - 0.36, y + 0.36], color=INK, linewidth=2.2, solid_capstyle="butt", zorder=2)
+        axes.text(1.02, y, unit.text(row.mean.mean), transform=margin, va="center", color=INK)
     axes.text(1.02, -0.62, "mean", transform=margin, va="bottom", color=GREY, fontsize=8.5)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
+    axes.set_yticks(range(len(rows)), labels, parse_math=False)
     axes.set_ylim(len(rows) - 0.45, -0.62)
-    axes.set_xlim(low - (100 - low) / 60, 100 + (100 - low) / 60)
-    axes.set_xlabel("test accuracy in %", color=INK)
+    axes.set_xlim(low - span / 60, high + span / 60)
+    axes.set_xlabel(f"test {comparison.metric}{unit.name}", color=INK, parse_math=False)
     axes.grid(axis="x", color="#e4e4e4")
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def curves(paths: Paths, path: str | os.PathLike[str], view: str | None = None) -> Path:
-    """Draws the clients' mean test accuracy against the round, a line a method; returns `path`.
+Curve = tuple[list[int], NDArray[np.float64]]  # rounds [R], values [seeds, R]
 
-    Lines are means over seeds, bands reach from the lowest to the highest seed. `paths` and `view` are those
-    of `compare`; at least one run must have evaluated several rounds.
+
+def curve_values(paths: Paths, view: str | None = None, metric: str | None = None) -> tuple[str, dict[str, Curve]]:
+    """Return the metric's name and, by label, the rounds and the mean over clients on their test rows.
+
+    `paths`, `view` and `metric` are those of `compare`; the clients are those of the training population. Only rounds
+    that all seeds of a method have evaluated count; NaN marks a value that is not known.
     """
-    from matplotlib.ticker import MaxNLocator
-
-    _suffix(path)
     groups, _ = group_runs(paths)
-    lines: dict[str, tuple[list[int], NDArray[np.float64]]] = {}
+    metric, _ = metric_of(groups, metric)
+    found: dict[str, Curve] = {}
     for label, runs in groups.items():
         named = [(run.evaluations, view_of(run, view)) for run in runs.values()]
         rounds = sorted(set.intersection(*(set(e.rounds(name)) for e, name in named)))
-        counts = [[e.counts(name, number) for number in rounds] for e, name in named]
-        means = [[aggregate(c.correct, c.total).mean for c in seed] for seed in counts]
-        lines[label] = rounds, 100 * np.array(means, dtype=np.float64)  # [seeds, rounds]
+        means = [[aggregate(e.scores(name, metric, number)).mean for number in rounds] for e, name in named]
+        found[label] = rounds, np.array(means, dtype=np.float64)  # None becomes NaN
+    return metric, found
+
+
+def curves(paths: Paths, path: str | os.PathLike[str], view: str | None = None, metric: str | None = None) -> Path:
+    """Draw the clients' mean of a metric against the round, one line per method; return `path`.
+
+    Lines are means over seeds, bands reach from the lowest to the highest seed. `paths`, `view` and `metric` are
+    those of `compare`; at least one run must have evaluated several rounds.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    check_path(path)
+    metric, lines = curve_values(paths, view, metric)
     if max(len(rounds) for rounds, _ in lines.values()) < 2:
         raise UserError("no run evaluated several rounds, so there is no curve; run with [evaluation] every = 1")
-    subtitle = "Mean test accuracy over all clients of the training population"
+    unit = Unit.of(metric, [float(np.abs(values).max()) for _, values in lines.values() if values.size])
+    subtitle = f"Mean test {metric} over all clients of the training population"
     if any(len(values) > 1 for _, values in lines.values()):
         subtitle += "; line: mean over seeds, band: lowest to highest seed"
-    figure, axes = _axes(7.6, 4.4, "Accuracy by round", subtitle)
-    for i, (label, (rounds, values)) in enumerate(lines.items()):
+    labels = [textwrap.fill(label, LABEL).replace("$", r"\$") for label in lines]
+    written = [line for label in labels for line in label.splitlines()]
+    title = f"{metric[0].upper()}{metric[1:]} by round"
+    figure, axes = new_axes(6.2 + max(1.2, _inches(written)), max(3.8, 0.8 + 0.21 * len(written)), title, subtitle)
+    for i, (label, (rounds, values)) in enumerate(zip(labels, lines.values(), strict=True)):
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-        marker = "o" if len(rounds) < 25 else None
-        text = label.replace("$", r"\$")
-        axes.plot(rounds, values.mean(0), dash, color=colour, marker=marker, markersize=3.5, label=text)
+        marker, scaled = "o" if len(rounds) < 25 else None, unit.scale * values
+        axes.plot(rounds, scaled.mean(0), dash, color=colour, marker=marker, markersize=3.5, label=label)
         if len(values) > 1:
-            axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(rounds, scaled.min(0), scaled.max(0), color=colour, alpha=0.15, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round", color=INK)
-    axes.set_ylabel("mean test accuracy in %", color=INK)
+    axes.set_ylabel(f"mean test {metric}{unit.name}", color=INK, parse_math=False)
     axes.grid(axis="y", color="#e4e4e4")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=INK)
-    return _save(figure, path)
+    return save(figure, path)

@@ -1,25 +1,26 @@
-"""Several runs side by side: one row a method, its seeds together, paired with a baseline."""
+"""Several runs side by side: one row per method, its seeds together, paired with a baseline."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bespoke.errors import UserError
-from bespoke.report.metrics import accuracies, aggregate, paired_difference, seed_statistics
-from bespoke.report.runs import Groups, Paths, differing, group_runs, view_of
-from bespoke.report.summary import GROUPS, SELECTIONS, Counts, totals
+from bespoke.report.metrics import Scores, aggregate, seed_statistics, t_interval
+from bespoke.report.runs import Groups, Paths, differing, group_runs, metric_of, view_of
+from bespoke.report.summary import GROUPS, SELECTIONS, totals
 from bespoke.report.table import Comparison, Difference, Row
+from bespoke.report.units import Unit
 
-TITLES = {"last": "last round", "best_val": "best validation round", "best_test": "best on test (oracle)"}
 PEOPLE = {
     "all": "all clients of the training population",
     "train": "clients that took part in training",
     "unseen": "clients of the training population that never took part",
     "new": "new clients, held out from training",
 }
-Chosen = dict[str, dict[int, tuple[int, Counts]]]  # label -> seed -> (round, its counts)
+Chosen = dict[int, tuple[int, Scores]]  # seed -> (round, the metric's scores)
 
 
 def compare(
@@ -28,87 +29,127 @@ def compare(
     select: str | None = None,
     view: str | None = None,
     group: str = "all",
+    metric: str | None = None,
 ) -> Comparison:
-    """Compares the runs at `paths`: run folders, or folders that hold them one or two levels below.
+    """Compare the runs at `paths`: run folders, or folders that hold them one or two levels below.
 
-    `baseline` is the label that the other rows are paired with (default `fedavg`, else the first), `select`
-    the round that counts (`last`, `best_val`, `best_test`; default: what the runs' `[evaluation] select` says,
-    `last` where they disagree), `view` the prediction that counts (default: each
-    method's headline), `group` the clients: `all` (the training population), `train`, `unseen` or `new`.
+    `baseline` is the label that the other rows are paired with, or a part that only one label has (default `fedavg`,
+    else the first); `select` the round that counts (`last`, `best_val`, `best_test`; default: what the runs'
+    `[evaluation] select` says, `last` where they disagree); `view` the prediction that counts (default: each method's
+    headline); `group` the clients: `all` (the training population), `train`, `unseen` or `new`; `metric` any metric
+    that all runs recorded (default: their headline metric, which also chooses the best rounds).
+
+    A difference to the baseline has a 95 % t interval. With several common seeds it is over the seeds: each gives one
+    difference of the clients' means. With one it is over clients, and says nothing of other partitions or seeds.
     """
     groups, warnings = group_runs(paths)
     if select is None:
-        wanted = {
-            r.config.get("evaluation", {}).get("select", "last") for runs in groups.values() for r in runs.values()
-        }
+        configs = [run.config for runs in groups.values() for run in runs.values()]
+        wanted = {config.get("evaluation", {}).get("select", "last") for config in configs}
         select = wanted.pop() if len(wanted) == 1 else "last"
-    for name, value, allowed in (("select", select, SELECTIONS), ("group", group, tuple(GROUPS))):
+    for name, value, allowed in (("select", select, SELECTIONS), ("group", group, GROUPS)):
         if value not in allowed:
             raise UserError(f"unknown {name} {value!r}; use one of {', '.join(allowed)}")
-    averaged = [label for label, runs in groups.items() if next(iter(runs.values())).algorithm == "fedavg"]
-    baseline = baseline or next(iter([*averaged, *groups]))
-    if baseline not in groups:
-        raise UserError(f"no runs of the baseline {baseline!r}; there are {', '.join(groups)}")
-    chosen = _choose(groups, select, view, group)
+    metric, higher = metric_of(groups, metric)
+    baseline = _baseline(groups, baseline)
+    chosen = {label: _choose(groups, label, select, view, group, metric) for label in groups}
     warnings += _inequalities(groups, chosen, select)
     rows = []
-    for label in groups:
-        row, refused, mismatch = _row(label, groups, chosen, baseline, view)
-        rows.append(row)
-        if mismatch:
-            warnings.append(f"{label} was not tested on the rows of {baseline}, so the two are not paired")
-        if refused:
-            warnings.append(f"{label}: {refused} uploads were refused and left out of the aggregate")
-    title = f"Test accuracy, {TITLES[select]}"
-    return Comparison(tuple(rows), baseline, select, title, _caption(rows, select, group), tuple(warnings))
-
-
-def _row(label: str, groups: Groups, chosen: Chosen, baseline: str, view: str | None) -> tuple[Row, int, bool]:
-    """A method's row, how many of its uploads were refused, and whether it was tested on other rows."""
-    runs, costs = groups[label], [totals(run.folder) for run in groups[label].values()]
-    counts = [counts for _, counts in chosen[label].values()]
-    values = [aggregate(c.correct, c.total).as_dict() for c in counts]
-    spreads = [value["std"] for value in values if value["std"] is not None]
-    both = [{"data": run.config.get("data", {})} for run in (*runs.values(), *groups[baseline].values())]
-    difference, pairs, mismatch = None, 0, False
-    if label != baseline and not differing(both):
-        difference, pairs, mismatch = _pair(chosen[label], chosen[baseline])
-    row = Row(
-        label=label,
-        view=" or ".join(dict.fromkeys(view_of(run, view) for run in runs.values())),
-        rounds=tuple(number for number, _ in chosen[label].values()),
-        seeds=tuple(runs),
-        mean=seed_statistics([value["mean"] for value in values]),
-        std=float(np.mean(spreads)) if spreads else None,
-        pooled=seed_statistics([value["pooled"] for value in values]),
-        worst10=seed_statistics([value["worst10"] for value in values]),
-        bytes_per_round=float(np.mean([(c["bytes_down"] + c["bytes_up"]) / max(1, c["rounds"]) for c in costs])),
-        seconds=float(np.mean([cost["seconds"] for cost in costs])),
-        difference=difference,
-        pairs=pairs,
-        excluded=max(value["excluded"] for value in values),
-        accuracies=np.concatenate([accuracies(c.correct, c.total) for c in counts]),
-    )
-    return row, sum(cost["refused"] for cost in costs), mismatch
-
-
-def _choose(groups: Groups, select: str, view: str | None, group: str) -> Chosen:
-    chosen: Chosen = {label: {} for label in groups}
     for label, runs in groups.items():
-        for seed, run in runs.items():
-            name = view_of(run, view)
-            number = run.evaluations.choose(name, select)
-            if number is None:
-                cure = "run with [data] validation" if select == "best_val" else "give its clients test rows"
-                raise UserError(f"{run.folder.path} has no {TITLES[select]}: {cure}, or select the last round")
-            counts = run.evaluations.counts(name, number, group)
-            if not counts.total.sum():
-                raise UserError(f"{run.folder.path} has no test rows of {PEOPLE[group]}; choose another group")
-            chosen[label][seed] = number, counts
+        costs = [totals(run.folder) for run in runs.values()]
+        row = _row(label, groups, chosen[label], costs, view, higher)
+        if label != baseline and _same_data(groups, label, baseline):
+            difference, disagree = _pair(chosen[label], chosen[baseline])
+            row = replace(row, difference=difference)
+            if disagree:
+                warnings.append(f"{label} was not tested on the rows of {baseline}, so the two are not paired")
+        if row.mean.mean is None:
+            warnings.append(f"{label}: {metric} is not finite for some client")
+        if refused := sum(cost["refused"] for cost in costs):
+            warnings.append(f"{label}: {refused} uploads were refused and left out of the aggregate")
+        rows.append(row)
+    rows = _of_one_kind(rows)
+    chosen_by = {run.evaluations.metric for runs in groups.values() for run in runs.values()} - {metric}
+    by = f" by {' or '.join(sorted(map(str, chosen_by)))}" if chosen_by and select != "last" else ""
+    rounds = {number for row in rows for number in row.rounds}
+    number = f" ({rounds.pop()})" if select == "last" and len(rounds) == 1 else ""
+    unit = Unit.of(metric, [row.mean.mean for row in rows])
+    direction = "" if higher else ", lower is better"
+    scope = _scope(rows, metric, SELECTIONS[select] + by + number, PEOPLE[group])
+    return Comparison(
+        rows=tuple(rows),
+        baseline=baseline,
+        metric=metric,
+        higher=higher,
+        select=select,
+        title=f"Test {metric}{direction}, {SELECTIONS[select]}",
+        scope=f"test {metric}{unit.name}{direction}, {scope}",
+        spread=_spread(rows),
+        warnings=tuple(warnings),
+    )
+
+
+def _baseline(groups: Groups, wanted: str | None) -> str:
+    """The label that `wanted` names: in full, by its beginning or by any other part that no other label has."""
+    if wanted is None:
+        averaged = [label for label, runs in groups.items() if next(iter(runs.values())).algorithm == "fedavg"]
+        return next(iter([*averaged, *groups]))
+    if wanted in groups:
+        return wanted
+    found = [label for label in groups if label.startswith(wanted)] or [label for label in groups if wanted in label]
+    if not found:
+        raise UserError(f"no runs of the baseline {wanted!r}; there are {', '.join(groups)}")
+    if len(found) > 1:
+        raise UserError(f"the baseline {wanted!r} may be {' or '.join(found)}; give more of the label")
+    return found[0]
+
+
+def _choose(groups: Groups, label: str, select: str, view: str | None, group: str, metric: str) -> Chosen:
+    """The chosen round of each seed of a method, and what its clients scored in it."""
+    chosen: Chosen = {}
+    for seed, run in groups[label].items():
+        name = view_of(run, view)
+        number = run.evaluations.choose(name, select)
+        if number is None:
+            cure = "run with [data] validation" if select == "best_val" else "give its clients test rows"
+            raise UserError(f"{run.folder.path} has no {SELECTIONS[select]}: {cure}, or select the last round")
+        scores = run.evaluations.scores(name, metric, number, group)
+        if not scores.defined.any():
+            raise UserError(f"{run.folder.path} has no test rows of {PEOPLE[group]}; choose another group")
+        chosen[seed] = number, scores
     return chosen
 
 
-def _inequalities(groups: Groups, chosen: Chosen, select: str) -> list[str]:
+def _row(
+    label: str, groups: Groups, chosen: Chosen, costs: list[dict[str, Any]], view: str | None, higher: bool
+) -> Row:
+    """A method's row, not yet paired with the baseline."""
+    runs, scores = groups[label], [scores for _, scores in chosen.values()]
+    found = [aggregate(s, higher) for s in scores]
+    spreads = [value.std for value in found if value.std is not None]
+    return Row(
+        label=label,
+        view=" or ".join(dict.fromkeys(view_of(run, view) for run in runs.values())),
+        rounds=tuple(number for number, _ in chosen.values()),
+        seeds=tuple(runs),
+        mean=seed_statistics([value.mean for value in found]),
+        std=float(np.mean(spreads)) if spreads else None,
+        pooled=seed_statistics([value.pooled for value in found]),
+        worst10=seed_statistics([value.worst10 for value in found]),
+        bytes_per_round=float(np.mean([(c["bytes_down"] + c["bytes_up"]) / max(1, c["rounds"]) for c in costs])),
+        seconds=float(np.mean([cost["seconds"] for cost in costs])),
+        difference=None,
+        excluded=max(value.excluded for value in found),
+        values=np.concatenate([s.values()[s.defined] for s in scores]),
+    )
+
+
+def _same_data(groups: Groups, label: str, baseline: str) -> bool:
+    runs = (*groups[label].values(), *groups[baseline].values())
+    return not differing([{"data": run.config.get("data", {})} for run in runs])
+
+
+def _inequalities(groups: Groups, chosen: dict[str, Chosen], select: str) -> list[str]:
     """One sentence for each thing that makes the rows not comparable."""
     warnings = []
     everyone = [run for runs in groups.values() for run in runs.values()]
@@ -126,40 +167,61 @@ def _inequalities(groups: Groups, chosen: Chosen, select: str) -> list[str]:
     return warnings
 
 
-def _pair(
-    own: dict[int, tuple[int, Counts]], other: dict[int, tuple[int, Counts]]
-) -> tuple[Difference | None, int, bool]:
-    """The difference over the clients that both have, how many, and whether their test rows disagree.
+def _pair(own: Chosen, other: Chosen) -> tuple[Difference | None, bool]:
+    """The difference over the common seeds, or over the clients of the only one, and whether the test rows disagree.
 
-    A client's accuracies are averaged over the common seeds in which it has test rows.
+    A partition is drawn anew for each seed, so client i of one seed is not client i of another: clients are paired
+    within a seed alone.
     """
-    pairs: dict[Any, list[tuple[float, float]]] = {}
-    for seed in own.keys() & other.keys():
+    paired = []  # for each common seed: the differences of the common clients
+    for seed in sorted(own.keys() & other.keys()):
         a, b = own[seed][1], other[seed][1]
-        theirs = {client: (c, n) for client, c, n in zip(b.clients, b.correct, b.total, strict=True)}
-        for client, correct, total in zip(a.clients, a.correct, a.total, strict=True):
-            if client not in theirs:
-                continue
-            if theirs[client][1] != total:
-                return None, 0, True
-            if total:
-                pairs.setdefault(client, []).append((correct / total, theirs[client][0] / total))
-    if not pairs:
-        return None, 0, False
-    means = np.array([np.mean(values, axis=0) for values in pairs.values()])  # [clients, 2]
-    return paired_difference(means[:, 0], means[:, 1]), len(means), False
+        places = {client: i for i, client in enumerate(b.clients)}
+        both = [(i, places[client]) for i, client in enumerate(a.clients) if client in places]
+        mine, theirs = np.array(both, dtype=int).reshape(-1, 2).T
+        if (a.rows[mine] != b.rows[theirs]).any():
+            return None, True
+        differences = a.values()[mine] - b.values()[theirs]
+        paired.append(differences[a.defined[mine] & b.defined[theirs]])
+    paired = [differences for differences in paired if differences.size]
+    if not paired or not np.isfinite(np.concatenate(paired)).all():
+        return None, False
+    if len(paired) == 1:
+        return Difference(*t_interval(paired[0]), "clients", paired[0].size), False
+    return Difference(*t_interval([differences.mean() for differences in paired]), "seeds", len(paired)), False
 
 
-def _caption(rows: list[Row], select: str, group: str) -> str:
+def _of_one_kind(rows: list[Row]) -> list[Row]:
+    """Without the intervals over clients where there are some over seeds: one column means one thing."""
+    if not any(row.difference and row.difference.over == "seeds" for row in rows):
+        return rows
+    alone = [row.difference and row.difference.over == "clients" for row in rows]
+    return [
+        replace(row, difference=replace(row.difference, low=None, high=None)) if row.difference and only else row
+        for row, only in zip(rows, alone, strict=True)
+    ]
+
+
+def _scope(rows: list[Row], metric: str, when: str, people: str) -> str:
+    """Whose values are compared: clients, model, round and seeds."""
     views = list(dict.fromkeys(row.view for row in rows))
     models = f"{views[0]} model"
     if len(views) > 1:
         models = f"headline model of each method ({', '.join(f'{row.label}: {row.view}' for row in rows)})"
-    rounds = {number for row in rows for number in row.rounds}
-    when = TITLES[select] + (f" ({rounds.pop()})" if select == "last" and len(rounds) == 1 else "")
     seeds = sorted({seed for row in rows for seed in row.seeds})
     which = f"seed{'s' if len(seeds) > 1 else ''} {' '.join(map(str, seeds))}"
-    spread = "± std over seeds, (std) over clients" if len(seeds) > 1 else "(std) over clients"
     excluded = max(row.excluded for row in rows)
-    without = f" ({excluded} without test rows left out)" if excluded else ""
-    return f"test accuracy in %, {PEOPLE[group]}{without}, {models}, {when}, {which}; {spread}"
+    lacking = "test rows" if metric == "accuracy" else f"a defined {metric}"
+    without = f" ({excluded} without {lacking} left out)" if excluded else ""
+    return f"{people}{without}, {models}, {when}, {which}"
+
+
+def _spread(rows: list[Row]) -> str:
+    """What the signs of uncertainty in the table cover."""
+    spread = "± std over seeds, (std) over clients" if any(len(row.seeds) > 1 for row in rows) else "(std) over clients"
+    over = {row.difference.over for row in rows if row.difference and row.difference.low is not None}
+    if "seeds" in over:
+        return f"{spread}, [95 %] over seeds (t interval of the seeds' own paired differences)"
+    if "clients" in over:
+        return f"{spread}, [95 %] over clients (paired t interval, for this partition and seed only)"
+    return spread

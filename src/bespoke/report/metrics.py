@@ -1,56 +1,98 @@
-"""Accuracy aggregates over clients, each derived from integer counts.
+"""Aggregates of one metric over clients, each derived from recorded sums and weights.
 
-Client i answers `correct[i]` of its `total[i]` test rows, so its accuracy is A_i = correct[i] / total[i].
-Clients with `total[i] == 0` enter no value; they are counted as `excluded`. Arrays are ordered by client
-id, and ties go to the lower id. A value that is not defined (the spread of one client) is None.
+Client i's value is sums[i] / weights[i]: right answers over rows for accuracy, squared errors over rows for the mean
+squared error. A metric may have several entries (one per class, say); its value is then the mean of the entries'
+ratios, over the entries with a positive weight. Clients for whom no entry has a positive weight enter no aggregate;
+they are counted as `excluded`. Clients are ordered by id, and ties go to the lower id. A value that is not defined
+(the spread of one client) or not finite is None.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One metric of M clients, V entries each, in the order of the clients' ids; NaN where a number is not known."""
+
+    clients: list[Any]  # [M]
+    rows: NDArray[np.int64]  # [M]
+    sums: Floats  # [V, M]
+    weights: Floats  # [V, M]
+
+    @classmethod
+    def of(cls, clients: Sequence[Any], rows: Sequence[int], pairs: Sequence[Sequence[Any]]) -> Scores:
+        """Sort clients by id; `pairs` holds [sum, weight] as recorded: two numbers or two lists of V, with None."""
+        order = sorted(range(len(clients)), key=lambda i: (isinstance(clients[i], str), clients[i]))
+        parts = [np.array([pairs[i][part] for i in order], dtype=np.float64) for part in (0, 1)]  # None becomes NaN
+        sums, weights = (np.ascontiguousarray(np.atleast_2d(part.T)) for part in parts)
+        return cls([clients[i] for i in order], np.array([rows[i] for i in order], dtype=np.int64), sums, weights)
+
+    @classmethod
+    def of_lines(cls, lines: Iterable[dict[str, Any]], metric: str) -> Scores:
+        """The metric in lines of `clients.jsonl`, which are of one round, split and view."""
+        own = [line for line in lines if metric in line["metrics"]]
+        return cls.of([r["client"] for r in own], [r["total"] for r in own], [r["metrics"][metric] for r in own])
+
+    @property
+    def defined(self) -> NDArray[np.bool_]:
+        """Which clients have a positive weight, [M]."""
+        return (self.weights != 0).any(axis=0)
+
+    def take(self, keep: NDArray[Any]) -> Scores:
+        """The clients at the positions, or under the mask, `keep`."""
+        places = np.arange(len(self.clients))[keep]
+        return Scores([self.clients[i] for i in places], self.rows[keep], self.sums[:, keep], self.weights[:, keep])
+
+    def values(self) -> Floats:
+        """Every client's value, [M]; NaN where it is not defined or not known."""
+        return _ratio(self.sums, self.weights)
+
+    def pooled(self) -> float | None:
+        """The value of all clients' rows together: sums over clients, divided by their weights."""
+        own = self.take(self.defined)
+        zero = own.weights == 0  # the sum of an entry without weight says nothing
+        sums = np.where(zero, 0.0, own.sums).sum(axis=1, keepdims=True)
+        return _known(float(_ratio(sums, own.weights.sum(axis=1, keepdims=True))[0]))
+
+
+def _ratio(sums: Floats, weights: Floats) -> Floats:
+    """The mean over entries of sums / weights where the weight is positive: [V, M] -> [M], NaN if it nowhere is."""
+    counted = weights != 0  # NaN counts, so that what is not known stays so
+    ratios = np.divide(sums, weights, out=np.zeros_like(sums), where=counted)
+    entries = counted.sum(axis=0)
+    return np.divide(ratios.sum(axis=0), entries, out=np.full(entries.shape, np.nan), where=entries > 0)
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
 
 @dataclass(frozen=True)
 class Aggregates:
-    """What `aggregate` returns; accuracies are fractions."""
+    """What `aggregate` returns."""
 
-    clients: int  # clients with at least one row
-    excluded: int  # clients without rows
-    pooled: float | None  # sum of correct / sum of total
-    mean: float | None  # unweighted mean of A_i
-    std: float | None  # of A_i, ddof 1
-    std0: float | None  # of A_i, ddof 0
-    worst10: float | None  # unweighted mean of the lowest tenth of A_i
+    clients: int  # clients with a positive weight
+    excluded: int  # clients without
+    pooled: float | None  # sum of the sums / sum of the weights
+    mean: float | None  # unweighted mean of the clients' values
+    std: float | None  # of the clients' values, ddof 1
+    std0: float | None  # of the clients' values, ddof 0
+    worst10: float | None  # unweighted mean of the worst tenth of the clients' values
     top10_samples: float | None  # pooled over the tenth of the clients with most rows
     cv: float | None  # std0 / pooled
-    loss: float | None  # sum of loss_sum / sum of total
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""
         return asdict(self)
-
-
-class SeedStatistics(NamedTuple):
-    """Mean over repetitions, their standard deviation (ddof 1) and the mean's standard error."""
-
-    mean: float
-    std: float | None
-    se: float | None
-
-
-def _counts(correct: ArrayLike, total: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    c, n = np.asarray(correct), np.asarray(total)
-    if c.ndim != 1 or c.shape != n.shape:
-        raise ValueError(f"correct and total must be vectors of one length, got {c.shape} and {n.shape}")
-    if c.size and not (np.issubdtype(c.dtype, np.integer) and np.issubdtype(n.dtype, np.integer)):
-        raise ValueError(f"correct and total must be integers, got {c.dtype} and {n.dtype}")
-    if np.any(c < 0) or np.any(c > n):
-        raise ValueError("every client needs 0 <= correct <= total")
-    return c.astype(np.int64), n.astype(np.int64)
 
 
 def tenth(clients: int) -> int:
@@ -58,93 +100,73 @@ def tenth(clients: int) -> int:
     return max(1, -(-clients // 10))
 
 
-def accuracies(correct: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
-    """A_i of the clients that have rows: [M] -> [M minus excluded]."""
-    c, n = _counts(correct, total)
-    return c[n > 0] / n[n > 0]
+def aggregate(scores: Scores, higher: bool = True) -> Aggregates:
+    """Every aggregate of a metric; `higher` says whether a larger value is better.
 
-
-def pooled_accuracy(correct: ArrayLike, total: ArrayLike) -> float | None:
-    """All correct answers over all rows, [M] -> number; None without rows."""
-    c, n = _counts(correct, total)
-    return float(c.sum() / n.sum()) if n.sum() else None
-
-
-def worst10(correct: ArrayLike, total: ArrayLike) -> float | None:
-    """Unweighted mean accuracy of the tenth of the clients with the lowest A_i, [M] -> number."""
-    a = np.sort(accuracies(correct, total))
-    return float(a[: tenth(a.size)].mean()) if a.size else None
-
-
-def top10_samples(correct: ArrayLike, total: ArrayLike, sizes: ArrayLike | None = None) -> float | None:
-    """Pooled accuracy of the tenth of the clients with the most rows, [M] -> number.
-
-    `sizes` [M] ranks the clients by another count (their train rows, say); default: `total`.
+    A client whose value is not finite makes every aggregate that it enters None.
     """
-    c, n = _counts(correct, total)
-    rank = n if sizes is None else np.asarray(sizes)
-    if rank.shape != n.shape:
-        raise ValueError(f"sizes must have one entry a client, got {rank.shape} for {n.shape}")
-    has = n > 0
-    largest = np.argsort(-rank[has].astype(np.int64), kind="stable")[: tenth(int(has.sum()))]
-    return pooled_accuracy(c[has][largest], n[has][largest])
-
-
-def aggregate(correct: ArrayLike, total: ArrayLike, loss_sum: ArrayLike | None = None) -> Aggregates:
-    """Every aggregate of `correct` [M], `total` [M] and, where known, `loss_sum` [M].
-
-    A loss that is NaN or infinite for a client with rows makes `loss` None.
-    """
-    c, n = _counts(correct, total)
-    a = accuracies(c, n)
-    pooled = pooled_accuracy(c, n)
-    std0 = float(a.std()) if a.size else None
-    loss = None
-    if loss_sum is not None and a.size:
-        value = float(np.asarray(loss_sum, dtype=np.float64)[n > 0].sum() / n.sum())
-        loss = value if np.isfinite(value) else None
+    own = scores.take(scores.defined)
+    values, pooled = own.values(), own.pooled()
+    clients = values.size
+    std0 = _known(float(values.std())) if clients else None
+    worst = np.sort(values if higher else -values)[: tenth(clients)]
+    largest = np.argsort(-own.rows, kind="stable")[: tenth(clients)]
+    sound = bool(np.isfinite(values).all())
     return Aggregates(
-        clients=a.size,
-        excluded=n.size - a.size,
+        clients=clients,
+        excluded=len(scores.clients) - clients,
         pooled=pooled,
-        mean=float(a.mean()) if a.size else None,
-        std=float(a.std(ddof=1)) if a.size > 1 else None,
+        mean=_known(float(values.mean())) if clients else None,
+        std=_known(float(values.std(ddof=1))) if clients > 1 else None,
         std0=std0,
-        worst10=worst10(c, n),
-        top10_samples=top10_samples(c, n),
+        worst10=float(worst.mean() if higher else -worst.mean()) if clients and sound else None,
+        top10_samples=own.take(largest).pooled() if clients else None,
         cv=std0 / pooled if pooled and std0 is not None else None,
-        loss=loss,
     )
 
 
-def paired_difference(
-    acc_a: ArrayLike, acc_b: ArrayLike, confidence: float = 0.95
-) -> tuple[float, float | None, float | None]:
-    """Mean of `acc_a` - `acc_b` ([M] each, same clients in the same order) and its t interval.
+class SeedStatistics(NamedTuple):
+    """Mean over repetitions, their standard deviation (ddof 1) and the mean's standard error."""
 
-    One client has no interval: (mean, None, None).
-    """
-    a, b = np.asarray(acc_a, dtype=np.float64), np.asarray(acc_b, dtype=np.float64)
-    if a.ndim != 1 or a.shape != b.shape or not a.size:
-        raise ValueError(f"need two non-empty vectors of one length, got {a.shape} and {b.shape}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    difference = a - b
-    mean = float(difference.mean())
-    if a.size == 1:
-        return mean, None, None
-    from scipy.special import stdtrit  # quantile of Student's t
-
-    t = stdtrit(a.size - 1, 0.5 + confidence / 2)
-    half = float(t * difference.std(ddof=1) / np.sqrt(a.size))
-    return mean, mean - half, mean + half
+    mean: float | None
+    std: float | None
+    se: float | None
 
 
-def seed_statistics(values: ArrayLike) -> SeedStatistics:
-    """Mean, std (ddof 1) and standard error of one value per repetition, [R]; one alone has no spread."""
+class Interval(NamedTuple):
+    """A mean and the ends of its interval, which a single value has not."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
+    """The mean of values [N] and Student's t interval of it, with N - 1 degrees of freedom."""
     v = np.asarray(values, dtype=np.float64)
     if v.ndim != 1 or not v.size:
         raise ValueError(f"need a non-empty vector of values, got shape {v.shape}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    mean = float(v.mean())
+    if v.size == 1:
+        return Interval(mean, None, None)
+    from scipy.special import stdtrit  # quantile of Student's t
+
+    half = float(stdtrit(v.size - 1, 0.5 + confidence / 2) * v.std(ddof=1) / np.sqrt(v.size))
+    return Interval(mean, mean - half, mean + half)
+
+
+def seed_statistics(values: Sequence[float | None]) -> SeedStatistics:
+    """Mean, std (ddof 1) and standard error of one value per repetition, [R].
+
+    One alone has no spread, and nothing is known where one value is not.
+    """
+    if not len(values):
+        raise ValueError("need at least one value")
+    if any(value is None for value in values):
+        return SeedStatistics(None, None, None)
+    v = np.asarray(values, dtype=np.float64)
     if v.size == 1:
         return SeedStatistics(float(v[0]), None, None)
     std = float(v.std(ddof=1))

@@ -1,4 +1,4 @@
-"""Finding run folders and sorting them by method and seed."""
+"""Find run folders and sort them by method and seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bespoke.report.summary import Evaluations
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run folder, read."""
 
     folder: RunFolder
@@ -32,14 +32,17 @@ class Run:
         return int(self.config.get("seed", 0))
 
 
-Groups = dict[str, dict[int, Run]]  # label -> seed -> run
+Groups = dict[str, dict[int, RecordedRun]]  # label -> seed -> run
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def find_runs(paths: Paths) -> list[RunFolder]:
-    """The run folders at `paths` (one or several) or at most two levels below, each once, in that order."""
+    """Return the run folders at `paths` (one or several) or at most two levels below, each once, in that order."""
     found: dict[Path, RunFolder] = {}
-    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not len(given):
+        raise UserError("no folder is given; give run folders or folders that contain them")
+    for path in map(Path, given):
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; give run folders or folders that contain them")
         levels = [[path], *(sorted(path.glob(pattern)) for pattern in ("*", "*/*"))]
@@ -59,24 +62,24 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """The dotted keys whose values are not the same in all configs, with the values as text."""
+    """Return the dotted keys whose values are not the same in all configs, with the values as text."""
     flat = [_flatten(config) for config in configs]
     shown = {key: [str(f.get(key, "unset")) for f in flat] for key in dict.fromkeys(k for f in flat for k in f)}
     return {key: values for key, values in shown.items() if len(set(values)) > 1}
 
 
 def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
-    """`{label: {seed: run}}` of the runs at `paths`, and warnings on runs left out.
+    """Return `{label: {seed: run}}` of the runs at `paths`, and warnings on runs left out.
 
     A label is the method's name, followed by the settings in which runs of one method differ.
     """
-    by_method: dict[str, list[Run]] = {}
+    by_method: dict[str, list[RecordedRun]] = {}
     warnings = []
     for folder in find_runs(paths):
         config = folder.config()
         if not isinstance(config.get("algorithm"), dict) or "name" not in config["algorithm"]:
             raise UserError(f"{folder.path / 'config.toml'} names no [algorithm]; give the folder of a run")
-        run = Run(folder, config, Evaluations(folder))
+        run = RecordedRun(folder, config, Evaluations(folder))
         if run.evaluations.views:
             by_method.setdefault(run.algorithm, []).append(run)
         else:
@@ -97,10 +100,28 @@ def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
     return {label: dict(sorted(seeds.items())) for label, seeds in groups.items()}, warnings
 
 
-def view_of(run: Run, view: str | None) -> str:
-    """`view` if the run has it, its headline if `view` is None."""
+def view_of(run: RecordedRun, view: str | None) -> str:
+    """Return `view` if the run has it, its headline if `view` is None."""
     if view is None:
         return run.evaluations.views[0]
     if view not in run.evaluations.views:
         raise UserError(f"{run.folder.path} has no view {view!r}; it has {', '.join(run.evaluations.views)}")
     return view
+
+
+def metric_of(groups: Groups, metric: str | None) -> tuple[str, bool]:
+    """Return `metric` or the runs' common headline metric, which all must have recorded, and if larger is better."""
+    runs = [run for seeds in groups.values() for run in seeds.values()]
+    if metric is None:
+        named = {run.evaluations.metric: run for run in runs}
+        if len(named) > 1:
+            each = "; ".join(f"{run.folder.path}: {name}" for name, run in named.items())
+            raise UserError(f"the runs have different headline metrics ({each}); name the metric to compare")
+        metric = str(next(iter(named)))
+    for run in runs:
+        if metric not in run.evaluations.higher:
+            raise UserError(f"{run.folder.path} has no metric {metric!r}; it has {', '.join(run.evaluations.higher)}")
+    directions = {run.evaluations.higher[metric] for run in runs}
+    if len(directions) > 1:
+        raise UserError(f"the runs disagree on whether a larger {metric} is better; compare another metric")
+    return metric, directions.pop()

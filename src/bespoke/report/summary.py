@@ -1,95 +1,162 @@
-"""What the records of one run say: the counts of every evaluation, and the summary of them.
+"""What the records of one run say: the metrics of every evaluation, and the summary of them.
 
-Three selections, never mixed: `last` is the last evaluated round; `best_val` the evaluated round with the
-largest pooled validation accuracy, reported on its test rows; `best_test` the one with the largest pooled
-test accuracy, an oracle. A best is one round for all clients of the training population, the first on ties.
+Three selections, never mixed: `last` is the last evaluated round; `best_val` the evaluated round with the best
+pooled validation value of the headline metric, reported on its test rows; `best_test` the one with the best pooled
+test value, an oracle. A best is one round for all clients of the training population, the first on ties.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from bespoke.errors import UserError
 from bespoke.records import RunFolder
-from bespoke.report.metrics import aggregate, pooled_accuracy
+from bespoke.report.metrics import Scores, aggregate
+from bespoke.report.units import Unit
 
-SELECTIONS = ("last", "best_val", "best_test")
+SELECTIONS = {"last": "last round", "best_val": "best validation round", "best_test": "best on test (oracle)"}
 GROUPS = {"all": ("train", "unseen"), "train": ("train",), "unseen": ("unseen",), "new": ("new",)}
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
+Line = dict[str, Any]  # of a record file
 
 
-class Counts(NamedTuple):
-    """The counts of M clients in the order of their ids; `loss_sum` is NaN where it is not known."""
+# --- the headline of an evaluated round ----------------------------------------------------------------------------
 
-    clients: list[Any]  # [M]
-    correct: NDArray[np.int64]  # [M]
-    total: NDArray[np.int64]  # [M]
-    loss_sum: NDArray[np.float64]  # [M]
+
+class Headline(NamedTuple):
+    """What is shown first of an evaluation: a view, a metric, and for every metric whether larger is better."""
+
+    view: str
+    metric: str
+    higher: dict[str, bool]
+
+    def scores(self, lines: Iterable[Line], split: str = "test") -> Scores:
+        """Return the headline metric in a round's lines of `clients.jsonl`: headline view, training population."""
+        return Scores.of_lines(population(lines, self.view, split), self.metric)
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether a value of the headline metric is better than another."""
+        return value > other if self.higher[self.metric] else value < other
+
+
+def headline(row: Line, lines: Sequence[Line]) -> Headline | None:
+    """Return the headline of a round from its lines of `rounds.jsonl` and `clients.jsonl`; None without the latter.
+
+    A record that does not name it is of a classification, and its headline view is the one listed first.
+    """
+    if not lines:
+        return None
+    named = row.get("evaluated")
+    if named is None:
+        return Headline(lines[0]["view"], "accuracy", {"accuracy": True, "loss": False})
+    return Headline(named["view"], named["metric"], named["higher"])
+
+
+def population(lines: Iterable[Line], view: str, split: str) -> list[Line]:
+    """Return the lines of one round that belong to a view, a split and a client of the training population."""
+    return [r for r in lines if r["view"] == view and r["split"] == split and r["group"] in GROUPS["all"]]
+
+
+# --- one run -------------------------------------------------------------------------------------------------------
+
+
+class _Block:
+    """The clients of one view, split and round, as columns: there may be millions of lines."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[bool, Any], int] = {}  # (is new, client) -> place in the lists
+        self.groups: list[str] = []
+        self.rows: list[int] = []
+        self.metrics: dict[str, list[Any]] = {}  # [sum, weight] or None by place
+
+    def add(self, line: Line) -> bool:
+        """Take a line; False if its client is there already."""
+        key = (line["group"] == "new", line["client"])
+        if key in self.places:
+            return False
+        place = self.places[key] = len(self.groups)
+        self.groups.append(sys.intern(line["group"]))
+        self.rows.append(line["total"])
+        for name, pair in line["metrics"].items():
+            column = self.metrics.setdefault(name, [])
+            column += [None] * (place - len(column)) + [pair]
+        return True
+
+    def scores(self, metric: str, groups: Sequence[str]) -> Scores:
+        """The clients of these groups that the metric was recorded for."""
+        column = self.metrics.get(metric, [])
+        keys = [key[1] for key in self.places]
+        own = [i for i, pair in enumerate(column) if pair is not None and self.groups[i] in groups]
+        return Scores.of([keys[i] for i in own], [self.rows[i] for i in own], [column[i] for i in own])
 
 
 class Evaluations:
-    """The evaluations of one run, read once from `clients.jsonl`.
+    """The evaluations of one run, read once from its records.
 
-    `views` lists the views that have test rows as they were first recorded: the first is the headline.
+    `views` lists the views that have test rows, the headline first; `metric` is the headline metric, `higher` says
+    for every recorded metric whether larger is better. What the last evaluated round says holds.
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        # (view, split) -> round -> (is new, client) -> (group, correct, total, loss_sum)
-        self._rows: dict[tuple[str, str], dict[int, dict[Any, Any]]] = defaultdict(lambda: defaultdict(dict))
-        for row in folder.clients():
-            rows = self._rows[row["view"], row["split"]][row["round"]]
-            key = (row["group"] == "new", row["client"])
-            if key in rows:
+        self.folder = folder
+        self._blocks: dict[tuple[str, str], dict[int, _Block]] = defaultdict(lambda: defaultdict(_Block))
+        for line in folder.clients():
+            if not self._blocks[line["view"], line["split"]][line["round"]].add(line):
                 raise UserError(
-                    f"{folder.path} holds client {row['client']} twice in round {row['round']} "
-                    f"({row['split']}, {row['view']}): two runs wrote there; run the experiment again"
+                    f"{folder.path} holds client {line['client']} twice in round {line['round']} "
+                    f"({line['split']}, {line['view']}): two runs wrote there; run the experiment again"
                 )
-            rows[key] = (row["group"], row["correct"], row["total"], row["loss_sum"])
-        self.views = [view for view, split in self._rows if split == "test"]
+        named: Line = next((row for row in reversed(folder.rounds()) if "evaluated" in row), {})
+        views = [view for view, split in self._blocks if split == "test"]
+        found = headline(named, [{"view": view} for view in views])
+        self.views = sorted(views, key=lambda view: found is None or view != found.view)
+        self.metric = found.metric if found else None
+        self.higher = found.higher if found else {}
 
     def rounds(self, view: str, split: str = "test") -> list[int]:
         """The evaluated rounds, ascending."""
-        return sorted(self._rows.get((view, split), {}))
+        return sorted(self._blocks.get((view, split), {}))
 
-    def counts(self, view: str, number: int, group: str = "all", split: str = "test") -> Counts:
-        """The counts of a group's clients (a key of `GROUPS`) in one evaluated round."""
-        rows = self._rows.get((view, split), {}).get(number, {})
-        own = [(key[1], *row[1:]) for key, row in rows.items() if row[0] in GROUPS[group]]
-        own.sort(key=lambda row: (isinstance(row[0], str), row[0]))
-        return Counts(
-            [row[0] for row in own],
-            np.array([row[1] for row in own], dtype=np.int64),
-            np.array([row[2] for row in own], dtype=np.int64),
-            np.array([row[3] for row in own], dtype=np.float64),  # None becomes NaN
-        )
+    def scores(self, view: str, metric: str, number: int, group: str = "all", split: str = "test") -> Scores:
+        """A metric of a group's clients (a key of `GROUPS`) in one evaluated round."""
+        block = self._blocks.get((view, split), {}).get(number, _Block())
+        try:
+            return block.scores(metric, GROUPS[group])
+        except ValueError as error:
+            raise UserError(
+                f"{self.folder.path} holds {metric} of different lengths in round {number} ({split}, {view}): a "
+                "metric must have one length for all clients"
+            ) from error
 
     def choose(self, view: str, select: str) -> int | None:
-        """The round that `select` (one of `SELECTIONS`) names, or None if there is no such round."""
+        """The round that `select` (a key of `SELECTIONS`) names, or None if there is no such round."""
         rounds = self.rounds(view)
-        if select == "last" or not rounds:
+        if select == "last" or not rounds or self.metric is None:
             return rounds[-1] if rounds else None
-        best, chosen = -1.0, None
-        for number in rounds:
-            counts = self.counts(view, number, split={"best_val": "val", "best_test": "test"}[select])
-            pooled = pooled_accuracy(counts.correct, counts.total)
-            if pooled is not None and pooled > best:
-                best, chosen = pooled, number
-        return chosen
+        sign = 1 if self.higher[self.metric] else -1
+        split = {"best_val": "val", "best_test": "test"}[select]
+        pooled = {number: self.scores(view, self.metric, number, split=split).pooled() for number in rounds}
+        known = {number: sign * value for number, value in pooled.items() if value is not None}
+        return max(known, key=lambda number: known[number], default=None)
 
     def summary(self, view: str, number: int) -> dict[str, Any]:
-        """The aggregates of every group present in one evaluated round, on the test rows."""
-        result: dict[str, Any] = {"round": number}
-        for group in GROUPS:
-            counts = self.counts(view, number, group)
-            if counts.clients:
-                result[group] = aggregate(counts.correct, counts.total, counts.loss_sum).as_dict()
-        return result
+        """The aggregates of every group present in one evaluated round, on the test rows.
+
+        Those of the headline metric are `{group: aggregates}`, those of the others `{"metrics": {name: {group: ...}}}`.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for metric, higher in self.higher.items():
+            scores = {group: self.scores(view, metric, number, group) for group in GROUPS}
+            found[metric] = {g: aggregate(s, higher).as_dict() for g, s in scores.items() if s.clients}
+        own = found.pop(str(self.metric), {})
+        for group, aggregates in own.items():
+            aggregates["loss"] = found.get("loss", {}).get(group, {}).get("pooled")
+        return {"round": number, **own, "metrics": found}
 
 
 def totals(folder: RunFolder) -> dict[str, Any]:
@@ -113,8 +180,10 @@ def totals(folder: RunFolder) -> dict[str, Any]:
 def summarise(folder: RunFolder | str | os.PathLike[str]) -> dict[str, Any]:
     """The summary of a run folder, derived from its records alone.
 
-    `{"headline": view, "views": {view: {selection: {"round": r, group: aggregates} | None}}, **totals}`; the
-    group `all` is the training population (train and unseen) and never holds new clients.
+    `{"headline": view, "metric": name, "higher": {metric: bool}, "views": {view: {selection: {"round": r, group:
+    aggregates, "metrics": {name: {group: aggregates}}} | None}}, **totals}`. The aggregates of a group are those of
+    the headline metric, which also chooses the best rounds, and the loss; `metrics` has those of every other metric.
+    The group `all` is the training population (train and unseen) and never holds new clients.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     evaluations = Evaluations(folder)
@@ -122,4 +191,48 @@ def summarise(folder: RunFolder | str | os.PathLike[str]) -> dict[str, Any]:
     for view in evaluations.views:
         chosen = {select: evaluations.choose(view, select) for select in SELECTIONS}
         views[view] = {key: None if n is None else evaluations.summary(view, n) for key, n in chosen.items()}
-    return {"headline": next(iter(views), None), "views": views, **totals(folder)}
+    named = {"headline": next(iter(views), None), "metric": evaluations.metric, "higher": evaluations.higher}
+    return {**named, "views": views, **totals(folder)}
+
+
+# --- a summary's numbers -------------------------------------------------------------------------------------------
+
+
+def pick(
+    summary: dict[str, Any],
+    metric: str | None = None,
+    view: str | None = None,
+    select: str = "last",
+    group: str = "all",
+) -> dict[str, Any]:
+    """The aggregates of a metric in a summary, default the headline's; empty if no such client was evaluated."""
+    metric, view = metric or summary["metric"], view or summary["headline"]
+    if view is None:
+        return {}
+    for what, value, known in (
+        ("metric", metric, summary["higher"]),
+        ("view", view, summary["views"]),
+        ("selection", select, SELECTIONS),
+        ("group", group, GROUPS),
+    ):
+        if value not in known:
+            raise UserError(f"there is no {what} {value!r}; use one of {', '.join(known)}")
+    chosen = summary["views"][view][select] or {"metrics": {}}
+    found = chosen if metric == summary["metric"] else chosen["metrics"].get(metric, {})
+    return dict(found.get(group, {}))
+
+
+def sentence(summary: dict[str, Any], select: str = "last") -> str:
+    """The headline number of a summary in words: which round, model and clients, pooled and averaged over clients."""
+    numbers = pick(summary, select=select)
+    if not numbers.get("clients"):
+        return f"{summary['rounds']} rounds: no client was evaluated on test rows"
+    metric, view = summary["metric"], summary["headline"]
+    when = f"{SELECTIONS[select]} ({summary['views'][view][select]['round']})"
+    having = "test rows" if metric == "accuracy" or not numbers["excluded"] else f"a defined {metric}"
+    who = f"{when}, {view} model, all {numbers['clients']} clients with {having}"
+    if numbers["pooled"] is None:
+        return f"{who}: {metric} is not finite"
+    unit = Unit.of(metric, [numbers["pooled"]], places=2)
+    pooled, mean = (f"{unit.text(numbers[key])}{unit.sign}" for key in ("pooled", "mean"))
+    return f"{who}: {metric} {pooled} pooled, {mean} mean over clients"

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.report.metrics import SeedStatistics
+from bespoke.report.units import Unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Difference = tuple[float, float | None, float | None]  # mean, and the interval's low and high end
+
+@dataclass(frozen=True)
+class Difference:
+    """A method's value minus the baseline's: the mean of paired differences, and its 95 % interval if it has one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    over: str  # what was paired and the interval covers: clients or seeds
+    pairs: int
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
-    """Rows of cells as lines of columns two blanks apart; the columns in ``right`` end at one place."""
+    """Return rows of cells as lines of columns two blanks apart; the columns in `right` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -31,7 +41,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a comparison; accuracies are fractions, statistics are over seeds."""
+    """One method of a comparison, its values in the metric's own scale; statistics are over seeds."""
 
     label: str
     view: str
@@ -43,52 +53,70 @@ class Row:
     worst10: SeedStatistics
     bytes_per_round: float  # up and down
     seconds: float  # of a whole run
-    difference: Difference | None  # to the baseline, paired over clients
-    pairs: int  # clients that the difference is taken over
+    difference: Difference | None  # to the baseline
     excluded: int  # clients without test rows, at most
-    accuracies: NDArray[np.float64]  # of every client with test rows, seed after seed
+    values: NDArray[np.float64]  # of every client with test rows, seed after seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """Methods side by side; `table`, `text`, `markdown` and `as_dict` show the same."""
+    """Methods side by side; `print`, `table`, `text`, `markdown` and `as_dict` show the same."""
 
     rows: tuple[Row, ...]
     baseline: str
+    metric: str
+    higher: bool  # whether a larger value is better
     select: str
     title: str
-    caption: str
+    scope: str  # whose values: metric, clients, model, round, seeds
+    spread: str  # what the signs of uncertainty cover
     warnings: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return self.text().rstrip()
+
+    @property
+    def caption(self) -> str:
+        """What the numbers are, in one line."""
+        return f"{self.scope}; {self.spread}"
+
+    @property
+    def unit(self) -> Unit:
+        """How the values are written."""
+        return Unit.of(self.metric, [row.mean.mean for row in self.rows])
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """The header and the rows as strings, accuracies in percent."""
+        """Return the header and the rows as strings."""
         header = ["method", "mean (std)", "pooled", "worst 10 %", "bytes/round", "seconds"]
+        unit = self.unit
         rows = [
             [
                 row.label,
-                f"{_percent(row.mean)} ({'-' if row.std is None else f'{100 * row.std:.1f}'})",
-                _percent(row.pooled),
-                _percent(row.worst10),
+                f"{_with_std(unit, row.mean)} ({unit.text(row.std)})",
+                _with_std(unit, row.pooled),
+                _with_std(unit, row.worst10),
                 human_bytes(row.bytes_per_round),
                 f"{row.seconds:.1f}" if row.seconds < 100 else f"{row.seconds:.0f}",
-                "baseline" if row.label == self.baseline else _interval(row.difference),
+                "baseline" if row.label == self.baseline else _interval(unit, row.difference),
             ]
             for row in self.rows
         ]
         header.append(f"minus {self.baseline} [95 %]")
-        if len({row.seeds for row in self.rows}) > 1:  # else the caption says it for all
+        if len({row.seeds for row in self.rows}) > 1:  # else the caption names them for all
             header.append("seeds")
             rows = [[*cells, str(len(row.seeds))] for cells, row in zip(rows, self.rows, strict=True)]
         return header, rows
 
     def _best(self) -> set[tuple[int, int]]:
-        """The (row, column) of the largest value in each column of accuracies."""
-        columns = [[row.mean.mean, row.pooled.mean, row.worst10.mean] for row in self.rows]
-        best = np.max(columns, axis=0)
-        return {(i, j + 1) for i, values in enumerate(columns) for j in range(3) if values[j] == best[j]}
+        """The (row, column) of the best value in each column of the metric."""
+        sign = 1.0 if self.higher else -1.0
+        found = [[row.mean.mean, row.pooled.mean, row.worst10.mean] for row in self.rows]
+        columns = np.array([[-np.inf if v is None else sign * v for v in values] for values in found])
+        best = np.isfinite(columns) & (columns == columns.max(axis=0))
+        return {(int(i), int(j) + 1) for i, j in np.argwhere(best)}
 
     def table(self) -> RenderableType:
-        """For `rich`: the table and its notes; the best of each column of accuracies is bold."""
+        """Return the table and its notes for `rich`; the best of each column of the metric is bold."""
         from rich.box import SIMPLE_HEAD
         from rich.console import Group
         from rich.table import Table
@@ -110,12 +138,12 @@ class Comparison:
         return [self.caption, *(f"warning: {text}" for text in self.warnings)]
 
     def text(self) -> str:
-        """Plain text."""
+        """Return plain text."""
         header, rows = self.cells()
         return "\n".join([self.title, aligned([header, *rows], range(1, len(header))), *self._notes()]) + "\n"
 
     def markdown(self) -> str:
-        """A Markdown table; the best of each column of accuracies is bold."""
+        """Return a Markdown table; the best of each column of the metric is bold."""
         header, rows = self.cells()
         best = self._best()
         bold = [[f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)] for i, row in enumerate(rows)]
@@ -124,38 +152,32 @@ class Comparison:
         return "\n".join(lines) + "\n\n" + "\n\n".join(self._notes()) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, accuracies as fractions."""
-        rows = []
-        for row in self.rows:
-            low_high = dict(zip(("mean", "low", "high"), row.difference or (), strict=False))
-            rows.append(
-                {"label": row.label, "view": row.view, "rounds": list(row.rounds), "seeds": list(row.seeds)}
-                | {key: getattr(row, key)._asdict() for key in ("mean", "pooled", "worst10")}
-                | {
-                    "std": row.std,
-                    "excluded": row.excluded,
-                    "bytes_per_round": row.bytes_per_round,
-                    "seconds": row.seconds,
-                }
-                | {"difference": low_high | {"clients": row.pairs} if row.difference else None}
-            )
+        """Return plain values for JSON, in the metric's own scale (an accuracy is a fraction)."""
+        rows = [
+            {"label": row.label, "view": row.view, "rounds": list(row.rounds), "seeds": list(row.seeds)}
+            | {key: getattr(row, key)._asdict() for key in ("mean", "pooled", "worst10")}
+            | {key: getattr(row, key) for key in ("std", "excluded", "bytes_per_round", "seconds")}
+            | {"difference": asdict(row.difference) if row.difference else None}
+            for row in self.rows
+        ]
+        named = {"metric": self.metric, "higher_is_better": self.higher, "select": self.select}
         notes = {"title": self.title, "caption": self.caption, "warnings": list(self.warnings)}
-        return {"select": self.select, "baseline": self.baseline, **notes, "rows": rows}
+        return {**named, "baseline": self.baseline, **notes, "rows": rows}
 
 
-def _percent(value: SeedStatistics) -> str:
-    return f"{100 * value.mean:.1f}" + ("" if value.std is None else f"±{100 * value.std:.1f}")
+def _with_std(unit: Unit, value: SeedStatistics) -> str:
+    return unit.text(value.mean) + ("" if value.std is None else f"±{unit.text(value.std)}")
 
 
-def _interval(value: Difference | None) -> str:
+def _interval(unit: Unit, value: Difference | None) -> str:
     if value is None:
         return "-"
-    mean, low, high = value
-    return f"{100 * mean:+.1f}" + ("" if low is None or high is None else f" [{100 * low:.1f},{100 * high:.1f}]")
+    ends = "" if value.low is None else f" [{unit.text(value.low)},{unit.text(value.high)}]"
+    return unit.text(value.mean, plus=True) + ends
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes in decimal units, such as 1.2 MB."""
+    """Return a number of bytes in decimal units, such as 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"

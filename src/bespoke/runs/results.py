@@ -20,7 +20,7 @@ from bespoke.engine.rows import ClientRows
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import RunFolder
-from bespoke.report.summary import summarise
+from bespoke.report.summary import pick, sentence, summarise
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.federation import Federation
 
@@ -57,7 +57,7 @@ def ready(pool: FederatedData, task: Task, x: Tensor, client: int = 0) -> Tensor
     return data.gather(rows, rng.key(0, task.device), train=False)[0]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A finished (or interrupted) run: its records, and its models on request."""
 
@@ -68,19 +68,55 @@ class Run:
     pool: FederatedData
     notes: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        named, new = self.experiment, self.pool.total_clients - self.pool.num_clients
+        try:
+            done, found = self.summary["rounds"], sentence(self.summary, named.evaluation.select)
+        except UserError as error:  # the folder is gone or damaged
+            done, found = "?", str(error)
+        lines = [
+            f"{named.algorithm_name} on {named.data.name}, seed {named.seed}, {done} of {named.training.rounds} rounds",
+            f"clients: {self.pool.num_clients}" + (f" and {new} new" if new else ""),
+            found,
+            f"records: {self.folder.path}",
+        ]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers of the run, derived from its records: see ``bespoke.report.summarise``."""
+        """The numbers of the run, derived from its records: see ``bespoke.summarise``."""
         return summarise(self.folder)
+
+    def metric(
+        self,
+        name: str | None = None,
+        statistic: str = "pooled",
+        *,
+        view: str | None = None,
+        select: str = "last",
+        group: str = "all",
+    ) -> float:
+        """Return one number of the summary: by default the headline metric pooled over all test rows.
+
+        ``statistic`` is ``pooled``, ``mean``, ``std``, ``worst10`` or another aggregate over clients; ``view`` a
+        prediction (default: the headline), ``select`` the round (``last``, ``best_val``, ``best_test``), ``group``
+        the clients (``all`` of the training population, ``train``, ``unseen``, ``new``).
+        """
+        found = pick(self.summary, name, view, select, group)
+        if found and statistic not in found:
+            raise UserError(f"there is no statistic {statistic!r}; use one of {', '.join(found)}")
+        value = found.get(statistic)
+        if value is None:
+            why = f"the {statistic} is not defined or not finite"
+            if not found.get("clients"):
+                why = "no client was evaluated on test rows of its own"
+            raise UserError(f"there is no {name or self.summary['metric'] or 'value'}: {why}")
+        return float(value)
 
     @property
     def accuracy(self) -> float:
         """Pooled test accuracy of the headline view, last round, all clients of the training population."""
-        headline = self.summary["views"].get(self.summary["headline"], {"last": {}})
-        value = headline["last"].get("all", {}).get("pooled")
-        if value is None:
-            raise UserError("there is no accuracy: no client was evaluated on test rows of its own")
-        return float(value)
+        return self.metric("accuracy")
 
     @cached_property
     def models(self) -> dict[str, PersonalModel]:
