@@ -2,26 +2,40 @@ import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from rich.console import Console
 from scipy import stats
 
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
-from bespoke.report import accuracy_chart, compare, curves, find_runs, summarise
-from bespoke.report.table import human_bytes
+from bespoke.report import charts, client_chart, compare, curves, find_runs, summarise
+from bespoke.report.summary import headline, pick, population, sentence
+from bespoke.report.table import Difference, human_bytes
+
+HIGHER = {"accuracy": True, "loss": False}
 
 
-def fake_run(path, counts, name="fedavg", seed=0, settings="", data="", refused=None, note=None):
-    """A run folder; `counts` is {round: rows} with rows (client, correct, total) and optional columns."""
+def fake_run(path, counts, name="fedavg", seed=0, settings="", data="", refused=None, note=None, headline=None):
+    """A run folder; `counts` is {round: rows} with rows (client, correct, total) and optional columns.
+
+    `headline` changes what the record says of the headline; `metrics` among the columns replaces the counts.
+    """
     folder = RunFolder.create(path)
     text = f'seed = {seed}\n[data]\nname = "digits"\n{data}\n[algorithm]\nname = "{name}"\n{settings}\n'
     write_atomic(folder.path / "config.toml", text)
-    common = {"group": "train", "split": "test", "view": "personal", "loss_sum": 1.0, "logged": {}}
+    common = {"group": "train", "split": "test", "view": "personal", "logged": {}}
     for number, rows in counts.items():
+        lines = []
+        for client, correct, total, *more in rows:
+            metrics = {"accuracy": [correct, total], "loss": [1.0, total]}
+            own = {"round": number, "client": client, **common, "total": total, "metrics": metrics}
+            lines.append(own | (more[0] if more else {}))
         row = {
             "round": number,
             "cohort": [0, 1],
@@ -30,15 +44,17 @@ def fake_run(path, counts, name="fedavg", seed=0, settings="", data="", refused=
             "bytes_down": 3000,
         }
         row |= {"bytes_up": 2000, "padding_waste": 0.0, "host_breaks": 0, "logged": {}}
-        folder.append(ROUNDS, [row | ({"note": note} if note else {})])
-        lines = []
-        for client, correct, total, *more in rows:
-            extra = more[0] if more else {}
-            own = {"round": number, "client": client, **common, "correct": correct, "total": total, **extra}
-            lines.append(own)
+        row |= {"note": note} if note else {}
+        evaluated = {"view": lines[0]["view"], "metric": "accuracy", "higher": HIGHER} | (headline or {})
+        folder.append(ROUNDS, [row | {"evaluated": evaluated}])
         folder.append(CLIENTS, lines)
         folder.append(TIMING, [{"round": number, "train": number, "aggregate": 0.5, "evaluate": 0.25, "checkpoint": 0}])
     return folder
+
+
+def scored(*metrics, rows=10, **columns):
+    """Rows of clients 0, 1, ... with these metrics, {name: [sum, weight]} each."""
+    return [(i, 0, rows, {"metrics": own, **columns}) for i, own in enumerate(metrics)]
 
 
 VAL, NEW, UNSEEN = {"split": "val"}, {"group": "new"}, {"group": "unseen"}
@@ -52,7 +68,7 @@ def test_summary_keeps_groups_apart(tmp_path):
     rows = [(0, 1, 1), (1, 5, 10), (2, 80, 100, UNSEEN), (3, 0, 50, NEW), (4, 0, 0)]
     summary = summarise(fake_run(tmp_path, {3: rows}))
     last = summary["views"]["personal"]["last"]
-    assert set(last) == {"round", "all", "train", "unseen", "new"}
+    assert set(last) == {"round", "all", "train", "unseen", "new", "metrics"}
     assert last["round"] == 3
     assert (last["all"]["clients"], last["all"]["excluded"], last["all"]["pooled"]) == (3, 1, 86 / 111)
     assert last["all"]["mean"] == pytest.approx(2.3 / 3)
@@ -94,12 +110,13 @@ def test_summary_of_views_and_totals(tmp_path):
     rows = [(0, 1, 2), (0, 2, 2, GLOBAL)]
     folder = fake_run(tmp_path, {1: rows, 2: rows}, refused={"1": "NaN"}, note="runs in the loop")
     summary = summarise(folder)
-    assert summary["headline"] == "personal"
+    assert (summary["headline"], summary["metric"], summary["higher"]) == ("personal", "accuracy", HIGHER)
     assert {name: view["last"]["all"]["pooled"] for name, view in summary["views"].items()} == {
         "personal": 0.5,
         "global": 1.0,
     }
-    del summary["headline"], summary["views"]
+    for key in ("headline", "metric", "higher", "views"):
+        del summary[key]
     assert summary == {
         "rounds": 2,
         "participations": 4,
@@ -113,8 +130,12 @@ def test_summary_of_views_and_totals(tmp_path):
 
 
 def test_a_loss_that_is_not_known_is_none(tmp_path):
-    folder = fake_run(tmp_path, {1: [(0, 1, 2, {"loss_sum": math.nan}), (1, 1, 2)]})
-    assert summarise(folder)["views"]["personal"]["last"]["all"]["loss"] is None
+    unknown = {"metrics": {"accuracy": [1, 2], "loss": [math.nan, 2]}}
+    last = summarise(fake_run(tmp_path, {1: [(0, 1, 2, unknown), (1, 1, 2)]}))["views"]["personal"]["last"]
+    assert (last["all"]["pooled"], last["all"]["loss"]) == (0.5, None)
+    loss = last["metrics"]["loss"]["all"]
+    assert loss["clients"] == 2
+    assert {loss[key] for key in ("pooled", "mean", "std", "std0", "worst10", "cv")} == {None}
 
 
 def test_a_run_without_evaluation_has_an_empty_summary(tmp_path):
@@ -127,6 +148,96 @@ def test_a_client_recorded_twice_is_refused(tmp_path):
     folder.append(CLIENTS, list(folder.clients())[-1:])
     with pytest.raises(UserError, match="client 7 twice in round 1"):
         summarise(folder)
+
+
+def test_the_record_names_the_headline_and_not_the_order_of_its_lines(tmp_path):
+    rows = [(0, 2, 2, GLOBAL), (0, 1, 2)]
+    folder = fake_run(tmp_path, {1: rows, 2: rows}, headline={"view": "personal"})
+    summary = summarise(folder)
+    assert summary["headline"] == "personal" and list(summary["views"]) == ["personal", "global"]
+    assert compare([tmp_path]).rows[0].pooled.mean == 0.5
+
+
+def test_summary_of_an_error_chooses_and_ranks_by_the_smallest(tmp_path):
+    counts = {
+        1: scored({"mse": [40.0, 10], "mae": [5.0, 10]}, {"mse": [20.0, 10], "mae": [5.0, 10]}),
+        2: scored({"mse": [10.0, 10], "mae": [9.0, 10]}, {"mse": [30.0, 10], "mae": [9.0, 10]}),
+        3: scored({"mse": [20.0, 10], "mae": [1.0, 10]}, {"mse": [30.0, 10], "mae": [3.0, 10]}),
+    }
+    counts[1] += scored({"mse": [1.0, 10]}, **VAL)
+    counts[2] += scored({"mse": [2.0, 10]}, **VAL)
+    counts[3] += scored({"mse": [3.0, 10]}, **VAL)
+    error = {"metric": "mse", "higher": {"mse": False, "mae": False}}
+    summary = summarise(fake_run(tmp_path, counts, headline=error))
+    view = summary["views"]["personal"]
+    assert (summary["metric"], summary["higher"]) == ("mse", error["higher"])
+    assert (view["last"]["round"], view["best_val"]["round"], view["best_test"]["round"]) == (3, 1, 2)
+    assert (view["best_test"]["all"]["pooled"], view["best_test"]["all"]["worst10"]) == (2.0, 3.0)
+    assert view["last"]["all"]["loss"] is None  # not recorded
+    assert list(view["last"]["metrics"]) == ["mae"]
+    assert (view["last"]["metrics"]["mae"]["all"]["pooled"], view["last"]["metrics"]["mae"]["all"]["worst10"]) == (
+        0.2,
+        0.3,
+    )
+    assert pick(summary, "mae", select="best_val")["pooled"] == 0.5
+    assert sentence(summary, "best_test") == (
+        "best on test (oracle) (2), personal model, all 2 clients with test rows: mse 2.000 pooled, "
+        "2.000 mean over clients"
+    )
+
+
+def test_a_metric_that_not_every_round_or_client_has(tmp_path):
+    counts = {
+        1: [(0, 1, 2), (1, 1, 2)],
+        2: scored({"accuracy": [1, 2], "auroc": [0.0, 0.0]}, {"accuracy": [2, 2], "auroc": [3.0, 4.0]}, rows=2),
+    }
+    higher = {"higher": HIGHER | {"auroc": True}}
+    folder = fake_run(tmp_path, counts, headline=higher)
+    view = summarise(folder)["views"]["personal"]
+    auroc = view["last"]["metrics"]["auroc"]["all"]
+    assert (auroc["clients"], auroc["excluded"], auroc["pooled"]) == (1, 1, 0.75)
+    assert view["last"]["metrics"]["loss"] == {}  # the last round has none
+    comparison = compare([tmp_path], metric="auroc")
+    assert "training population (1 without a defined auroc left out)" in comparison.caption
+    assert strip(comparison, "pooled") == ["75.0"]
+
+
+def test_vectors_of_different_lengths_are_named(tmp_path):
+    counts = {3: scored({"f1": [[1, 1], [2, 2]]}, {"f1": [[1], [2]]})}
+    folder = fake_run(tmp_path, counts, headline={"metric": "f1", "higher": {"f1": True}})
+    with pytest.raises(UserError, match=r"holds f1 of different lengths in round 3 \(test, personal\)"):
+        summarise(folder)
+
+
+def test_numbers_that_a_summary_does_not_have(tmp_path):
+    summary = summarise(fake_run(tmp_path, {1: [(0, 1, 2)]}))
+    for wrong, words in (
+        ({"metric": "mse"}, "there is no metric 'mse'; use one of accuracy, loss"),
+        ({"view": "global"}, "there is no view 'global'; use one of personal"),
+        ({"select": "first"}, "there is no selection 'first'; use one of last, best_val, best_test"),
+        ({"group": "old"}, "there is no group 'old'; use one of all, train, unseen, new"),
+    ):
+        with pytest.raises(UserError, match=words):
+            pick(summary, **wrong)
+    assert pick(summary, group="new") == pick(summary, select="best_val") == {}
+    unknown = {"metrics": {"accuracy": [1, 2], "loss": [math.nan, 2]}}
+    lost = summarise(fake_run(tmp_path / "b", {1: [(0, 1, 2, unknown)]}, headline={"metric": "loss"}))
+    assert sentence(lost) == "last round (1), personal model, all 1 clients with test rows: loss is not finite"
+
+
+def test_the_headline_of_a_round(tmp_path):
+    rows = [(0, 2, 2, GLOBAL), (0, 1, 2), (0, 3, 4, VAL), (1, 1, 4, VAL | UNSEEN), (2, 4, 4, VAL | NEW)]
+    folder = fake_run(tmp_path, {1: rows}, headline={"view": "personal", "metric": "loss"})
+    row, lines = folder.rounds()[0], list(folder.clients())
+    found = headline(row, lines)
+    assert found[:2] == ("personal", "loss")
+    assert found.better(0.1, 0.2) and not found.better(0.2, 0.2)
+    assert found.scores(lines).pooled() == 0.5
+    assert found.scores(lines, "val").pooled() == 2 / 8  # of the training population
+    assert [line["client"] for line in population(lines, "personal", "val")] == [0, 1]
+    assert headline({}, lines) == ("global", "accuracy", HIGHER)  # as in older records
+    assert headline({}, lines).better(0.2, 0.1)
+    assert headline(row, []) is None
 
 
 # --- comparisons -------------------------------------------------------------------------------------------
@@ -157,7 +268,7 @@ def test_comparison_of_two_methods_by_hand(tmp_path):
     assert rows[1] == ["fedrep", "71.7 (20.2)", "81.2", "50.0", "5.0 kB", "5.8", difference]
     assert comparison.caption == (
         "test accuracy in %, all clients of the training population, personal model, last round (5), seed 0; "
-        "(std) over clients"
+        "(std) over clients, [95 %] over clients (paired t interval, for this partition and seed only)"
     )
     assert comparison.warnings == ()
 
@@ -172,9 +283,111 @@ def test_seeds_of_one_method_share_a_row(tmp_path):
     assert "seeds 0 1 2; ± std over seeds" in comparison.caption
     ditto = comparison.rows[0]
     assert ditto.mean.se == pytest.approx(0.2 / math.sqrt(3))
-    assert (ditto.difference[0], ditto.pairs) == (pytest.approx(0.15), 2)  # over clients, not (client, seed)
-    assert ditto.difference[1] == pytest.approx(0.15 - 12.7062047 * 0.05)
-    assert len(ditto.accuracies) == 6
+    found = ditto.difference
+    assert (found.mean, found.over, found.pairs) == (pytest.approx(0.15), "seeds", 3)
+    assert (found.low, found.high) == pytest.approx((0.15, 0.15))  # every seed gives the same difference
+    assert len(ditto.values) == 6
+
+
+def test_the_interval_over_seeds_is_that_of_the_seeds_own_differences(tmp_path):
+    # client 0 of one seed has nothing to do with client 0 of another
+    right = {0: (0, 0), 1: (0, 0), 2: (0, 0)}
+    gains = {0: (1000, 404), 1: (374, 1000), 2: (404, 404)}  # of 1000 rows: 70.2, 68.7 and 40.4 % on average
+    for seed in right:
+        fake_run(tmp_path / "a" / str(seed), {1: [(i, n, 1000) for i, n in enumerate(right[seed])]}, "fedavg", seed)
+        fake_run(tmp_path / "b" / str(seed), {1: [(i, n, 1000) for i, n in enumerate(gains[seed])]}, "ditto", seed)
+    comparison = compare(tmp_path)
+    found = comparison.rows[1].difference
+    assert (found.over, found.pairs) == ("seeds", 3)
+    assert (100 * found.mean, 100 * found.low, 100 * found.high) == pytest.approx((59.8, 18.1, 101.5), abs=0.05)
+    assert strip(comparison, "minus fedavg [95 %]") == ["baseline", "+59.8 [18.1,101.5]"]
+    assert comparison.caption.endswith(
+        "seeds 0 1 2; ± std over seeds, (std) over clients, "
+        "[95 %] over seeds (t interval of the seeds' own paired differences)"
+    )
+    one = compare([tmp_path / "a" / "0", tmp_path / "b" / "0"])
+    assert (one.rows[1].difference.over, one.rows[1].difference.pairs) == ("clients", 2)
+    assert one.caption.endswith("[95 %] over clients (paired t interval, for this partition and seed only)")
+
+
+def test_intervals_over_seeds_and_over_clients_do_not_share_a_column(tmp_path):
+    for seed in (0, 1):
+        fake_run(tmp_path / "a" / str(seed), {1: [(0, 1, 10), (1, 3, 10)]}, "fedavg", seed)
+        fake_run(tmp_path / "b" / str(seed), {1: [(0, 4 + seed, 10), (1, 3, 10)]}, "ditto", seed)
+    fake_run(tmp_path / "c", {1: [(0, 4, 10), (1, 3, 10)]}, "fedrep", 1)
+    comparison = compare(tmp_path)
+    assert [row.difference and row.difference.over for row in comparison.rows] == [None, "seeds", "clients"]
+    assert strip(comparison, "minus fedavg [95 %]")[2] == "+15.0"
+    assert "[95 %] over seeds" in comparison.caption
+
+
+def test_an_error_is_compared_with_its_own_sign_and_unit(tmp_path):
+    error = {"metric": "mse", "higher": {"mse": False, "r2": True}}
+    values = {"fedavg": (31.0, 52.0), "fedrep": (11.0, 44.0), "ditto": (30.0, 40.0)}
+    for name, (a, b) in values.items():
+        counts = {4: scored({"mse": [a, 10], "r2": [1.0, 4.0]}, {"mse": [b, 10], "r2": [3.0, 4.0]})}
+        fake_run(tmp_path / name, counts, name, headline=error)
+    comparison = compare(tmp_path)
+    assert (comparison.metric, comparison.higher) == ("mse", False)
+    assert comparison.title == "Test mse, lower is better, last round"
+    assert comparison.caption.startswith("test mse, lower is better, all clients of the training population, ")
+    assert strip(comparison, "method") == ["ditto", "fedavg", "fedrep"]
+    assert strip(comparison, "pooled") == ["3.500", "4.150", "2.750"]
+    assert strip(comparison, "worst 10 %") == ["4.000", "5.200", "4.400"]  # the largest error
+    assert [cell.split()[0] for cell in strip(comparison, "minus fedavg [95 %]")] == ["-0.650", "baseline", "-1.400"]
+    bold = [line for line in comparison.markdown().splitlines() if "**" in line]
+    assert "**2.750**" in bold[1] and "**4.000**" in bold[0] and len(bold) == 2
+    by_name = compare(tmp_path, metric="r2")
+    assert by_name.title == "Test r2, last round" and strip(by_name, "pooled") == ["0.5000"] * 3
+    assert compare(tmp_path, metric="r2", select="best_test").caption.count("best on test (oracle) by mse") == 1
+
+
+def test_metrics_that_cannot_be_compared_are_named(tmp_path):
+    higher = {"mse": False, "score": True}
+    rows = {1: scored({"mse": [1.0, 10], "score": [1.0, 10], "accuracy": [1, 10]})}
+    fake_run(tmp_path / "a", rows, "fedavg", headline={"metric": "mse", "higher": higher})
+    fake_run(tmp_path / "b", rows, "ditto", headline={"metric": "score", "higher": higher | {"mse": True}})
+    with pytest.raises(UserError, match=r"different headline metrics \(.*/a: mse; .*/b: score\); name the metric"):
+        compare(tmp_path)
+    with pytest.raises(UserError, match="/a has no metric 'auroc'; it has mse, score"):
+        compare(tmp_path, metric="auroc")
+    with pytest.raises(UserError, match="disagree on whether a larger mse is better"):
+        compare(tmp_path, metric="mse")
+    assert compare(tmp_path, metric="score").metric == "score"
+
+
+def test_a_value_that_is_not_finite_is_a_dash_and_a_warning(tmp_path):
+    fake_run(tmp_path / "a", {1: [(0, 1, 2), (1, 1, 2)]}, "fedavg")
+    fake_run(tmp_path / "b", {1: scored({"loss": [math.inf, 2]}, {"loss": [1.0, 2]}, rows=2)}, "ditto")
+    comparison = compare(tmp_path, metric="loss")
+    assert comparison.warnings == ("ditto: loss is not finite for some client",)
+    assert comparison.cells()[1][1][:4] == ["ditto", "- (-)", "-", "-"]
+    assert comparison.rows[1].difference is None
+    assert "**" in comparison.markdown() and "| **- (-)**" not in comparison.markdown()
+    json.dumps(comparison.as_dict(), allow_nan=False)
+    client_chart(comparison, tmp_path / "chart.png")
+    fake_run(tmp_path / "c" / "d", {1: scored({"loss": [math.inf, 2]}, rows=2)}, "ditto")
+    with pytest.raises(UserError, match="no client has a finite loss"):
+        client_chart(compare(tmp_path / "c", metric="loss"), tmp_path / "none.png")
+
+
+def test_a_baseline_is_known_by_a_part_of_its_label(tmp_path):
+    for mu in ("0.1", "1.0"):
+        fake_run(tmp_path / mu, {1: [(0, 1, 2)]}, "fedprox", 0, f"mu = {mu}")
+    fake_run(tmp_path / "c", {1: [(0, 1, 2)]}, "fedproto")
+    for wanted, label in (
+        ("fedproto", "fedproto"),
+        ("fedprot", "fedproto"),
+        ("fedprox (mu=1", "fedprox (mu=1.0)"),
+        ("mu=0.1", "fedprox (mu=0.1)"),
+    ):
+        assert compare(tmp_path, wanted).baseline == label
+    with pytest.raises(
+        UserError, match=r"the baseline 'fedprox' may be fedprox \(mu=0.1\) or fedprox \(mu=1.0\); give"
+    ):
+        compare(tmp_path, "fedprox")
+    with pytest.raises(UserError, match=r"no runs of the baseline 'mu=2'; there are fedprox \(mu=0.1\), "):
+        compare(tmp_path, "mu=2")
 
 
 def test_settings_that_differ_become_part_of_the_label(tmp_path):
@@ -223,7 +436,7 @@ def test_clients_without_test_rows_and_refused_uploads_are_told(tmp_path):
     comparison = compare([tmp_path])
     assert "training population (1 without test rows left out)" in comparison.caption
     assert comparison.warnings == ("fedavg: 1 uploads were refused and left out of the aggregate",)
-    assert comparison.rows[1].difference == (0.5, None, None)
+    assert comparison.rows[1].difference == Difference(0.5, None, None, "clients", 1)
     assert strip(comparison, "mean (std)") == ["50.0 (-)", "100.0 (-)"]
     assert strip(comparison, "minus fedavg [95 %]") == ["baseline", "+50.0"]
 
@@ -286,6 +499,7 @@ def test_wrong_requests_are_refused_in_a_sentence(tmp_path):
     fake_run(tmp_path / "runs" / "a", {1: [(0, 1, 2)]})
     (tmp_path / "empty").mkdir()
     for call, words in (
+        (lambda: compare([]), "no folder is given"),
         (lambda: compare([tmp_path / "absent"]), "there is no folder"),
         (lambda: compare([tmp_path / "runs", tmp_path / "empty"]), "no run in .*empty"),
         (
@@ -327,6 +541,7 @@ def test_text_markdown_json_and_terminal_show_the_same(tmp_path):
     comparison = compare([demo(tmp_path)])
     header, rows = comparison.cells()
     lines = comparison.text().splitlines()
+    assert str(comparison).splitlines() == repr(comparison).splitlines() == lines
     assert [line.split()[0] for line in lines[2:5]] == ["fedavg", "fedrep", "local"]
     assert len({len(line) for line in lines[1:5]}) == 1
     markdown = comparison.markdown().splitlines()
@@ -338,7 +553,8 @@ def test_text_markdown_json_and_terminal_show_the_same(tmp_path):
     assert data["caption"] == comparison.caption
     row = data["rows"][1]
     assert f"{100 * row['mean']['mean']:.1f}" == rows[1][1].split("±")[0]
-    assert row["difference"]["clients"] == 20
+    assert (row["difference"]["over"], row["difference"]["pairs"]) == ("seeds", 2)
+    assert (data["metric"], data["higher_is_better"]) == ("accuracy", True)
     assert data["rows"][0]["difference"] is None
 
 
@@ -377,12 +593,12 @@ def test_human_bytes(count, text):
 def test_charts_are_written_as_png_and_svg(tmp_path):
     comparison = compare([demo(tmp_path / "runs")])
     for suffix in ("png", "svg"):
-        drawn = accuracy_chart(comparison, tmp_path / f"chart.{suffix}")
+        drawn = client_chart(comparison, tmp_path / f"chart.{suffix}")
         curve = curves([tmp_path / "runs"], tmp_path / f"curve.{suffix}")
         for path in (drawn, curve):
             first = path.read_bytes()
             assert first.startswith(b"\x89PNG") if suffix == "png" else ElementTree.fromstring(first) is not None
-    again = accuracy_chart(comparison, tmp_path / "again.svg")
+    again = client_chart(comparison, tmp_path / "again.svg")
     assert again.read_bytes() == (tmp_path / "chart.svg").read_bytes()
     shown = (tmp_path / "chart.svg").read_text()
     assert all(f"<!-- {row.label} -->" in shown for row in comparison.rows)
@@ -393,9 +609,53 @@ def test_charts_are_written_as_png_and_svg(tmp_path):
     assert dots == [40, 40, 40]  # 20 clients in 2 seeds
 
 
+@pytest.mark.parametrize(("methods", "metric"), [(1, "accuracy"), (2, "accuracy"), (6, "loss"), (12, "accuracy")])
+def test_charts_of_a_sweep_show_every_word(tmp_path, monkeypatch, methods, metric):
+    for i in range(methods):
+        settings = f"mu = {i}.25\nregularisation_of_the_head = {i}\n[training]\nlr = 0.{i}\nbatch = {i}"
+        counts = {n: [(c, (c + i) % 9, 10) for c in range(5)] for n in (1, 2)}
+        fake_run(tmp_path / str(i), counts, "fedprox", 0, settings)
+    drawn = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: drawn.append(figure))
+    client_chart(compare(tmp_path, metric=metric), tmp_path / "a.png")
+    curves(tmp_path, tmp_path / "b.png", metric=metric)
+    labels = [row.label for row in compare(tmp_path).rows]
+    for figure in drawn:
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()  # a layout that fails is a warning, hence an error
+        renderer = canvas.get_renderer()
+        [axes] = figure.axes
+        outside = [  # labels of ticks beyond the ends of their axis, which are not drawn
+            tick.label1
+            for axis in (axes.xaxis, axes.yaxis)
+            for tick in axis.get_major_ticks()
+            if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+        ]
+        texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+        texts = [text for text in texts if text not in outside]
+        boxes = [text.get_window_extent(renderer) for text in texts]
+        assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
+        assert all(box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+        words = [" ".join(text.get_text().split()) for text in texts]
+        assert set(labels) <= set(words)
+        tall = [box for text, box in zip(words, boxes, strict=True) if text in labels]
+        assert all(above.y0 > below.y1 for above, below in pairwise(tall))
+        assert axes.get_window_extent(renderer).width > 0.4 * figure.bbox.width
+
+
+def test_curves_are_the_means_of_each_round(tmp_path):
+    fake_run(tmp_path / "a", {1: [(0, 1, 2), (1, 1, 4)], 3: [(0, 2, 2), (1, 0, 4)]}, seed=0)
+    fake_run(tmp_path / "b", {1: [(0, 0, 2), (1, 0, 4)], 2: [(0, 2, 2)], 3: [(0, 2, 2), (1, 4, 4)]}, seed=1)
+    metric, found = charts.curve_values(tmp_path)
+    rounds, values = found["fedavg"]
+    assert (metric, rounds, values.tolist()) == ("accuracy", [1, 3], [[0.375, 0.5], [0.0, 1.0]])
+    metric, found = charts.curve_values(tmp_path / "a", metric="loss")
+    assert (metric, found["fedavg"][1].tolist()) == ("loss", [[0.375, 0.375]])
+
+
 def test_charts_of_one_client_and_of_odd_names(tmp_path):
     fake_run(tmp_path / "a", {1: [(0, 0, 2)], 2: [(0, 0, 2)]}, "my $_^$ (a_b)")
-    accuracy_chart(compare([tmp_path / "a"]), tmp_path / "a.png")
+    client_chart(compare([tmp_path / "a"]), tmp_path / "a.png")
     curves([tmp_path / "a"], tmp_path / "b.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
     assert (tmp_path / "b.png").stat().st_size > 1000
@@ -404,9 +664,12 @@ def test_charts_of_one_client_and_of_odd_names(tmp_path):
 def test_charts_that_cannot_be_drawn_are_refused(tmp_path):
     fake_run(tmp_path / "a", {1: [(0, 1, 2)]})
     with pytest.raises(UserError, match=r"must end in \.png or \.svg"):
-        accuracy_chart(compare([tmp_path]), tmp_path / "chart.gif")
+        client_chart(compare([tmp_path]), tmp_path / "chart.gif")
     with pytest.raises(UserError, match="no run evaluated several rounds"):
         curves([tmp_path], tmp_path / "curve.png")
+    for draw in (lambda path: client_chart(compare([tmp_path]), path), lambda path: curves([tmp_path], path)):
+        with pytest.raises(UserError, match=r"cannot write .*chart\.png: there is no folder .*nowhere; make it first"):
+            draw(tmp_path / "nowhere" / "chart.png")
     assert not list(tmp_path.glob("*.*"))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INK, GREY, DOTS = "#222222", "#767676", "#4c78a8"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", "--", ":", "-.")
-LABEL = 34  # characters of a line of a method's label
+LABEL = 40  # characters of a line of a method's label
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
@@ -50,7 +50,8 @@ def new_axes(width: float, height: float, title: str, subtitle: str) -> tuple[Fi
     below = 12 + 12 * (lines.count("\n") + 1)  # points from the top of the axes to the title
     top = (below + 15 * (head.count("\n") + 1) + 8) / 72
     figure = Figure(figsize=(width, height + top))
-    figure.set_layout_engine("constrained", rect=(0, 0, 1, height / (height + top)))
+    edge = 0.06 / width
+    figure.set_layout_engine("constrained", rect=(edge, 0, 1 - edge, height / (height + top)))
     place: dict[str, Any] = {"x": 0.1 / width, "va": "bottom", "parse_math": False}
     figure.text(y=(height + below / 72) / (height + top), s=head, fontsize=12, color=INK, **place)
     figure.text(y=(height + 6 / 72) / (height + top), s=lines, fontsize=8.5, color=GREY, linespacing=1.3, **place)
