@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bespoke.clients.protocol import Evaluated
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.report.summary import headline, headline_scores
+from bespoke.report.summary import headline
 from bespoke.runs.federation import Federation, Round
 
 
@@ -160,8 +160,8 @@ def _validation_curve(records: Records) -> list[float | None]:
 
 def _validation(row: dict[str, Any], lines: Sequence[dict[str, Any]]) -> float | None:
     """Return the pooled headline metric on validation rows, larger for better; None without such rows."""
-    shown, scores = headline(row, lines), headline_scores(row, lines, "val")
-    value = scores.pooled() if scores else None
+    shown = headline(row, lines)
+    value = shown.scores(lines, "val").pooled() if shown else None
     return value if shown is None or value is None or shown.higher[shown.metric] else -value
 
 
