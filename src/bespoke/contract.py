@@ -4,12 +4,13 @@ The federation is made to be awkward: clients of 1 to 64 rows, one with a single
 absent, four of seven clients a round, and a new client that never trains.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -233,39 +234,36 @@ def answers_are_sound(subject: Subject) -> None:
     """Each hook returns what it should, of finite numbers, and leaves what it was given as it was."""
     method = subject.method
     pool, task, params = toy(subject.device)
-    clients = SequentialClients(method, task, params, pool, replace(SGD, rounds=1), seed=SEED)
-    clients.work = replace(clients.work, algorithm=cast(Algorithm, _Watching(method)))
+    clients = SequentialClients(_watching(method), task, params, pool, replace(SGD, rounds=1), seed=SEED)
     federation = Federation.simulated(clients, SEED)
     try:
-        done = next(federation.rounds(method.server_init(task, params, pool.num_clients, federation.root)))
+        done = next(federation.rounds())
         federation.evaluate(done)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise AssertionError(f"{type(method).__name__}: {error}") from error
     _require(not done.refused, subject, f"clients were refused, since their answer is not finite: {done.refused}")
 
 
-class _Watching:
-    """A method whose client half is watched for changes of what it is given."""
+def _watching(method: Algorithm) -> Algorithm:
+    """Return a copy of a method that is watched for changes of what its client half is given."""
 
-    def __init__(self, method: Algorithm) -> None:
-        self._method = method
-
-    def __getattr__(self, name: str) -> Any:
-        hook = getattr(self._method, name)
-        if name not in ("client_update", "adapt", "personalize"):
-            return hook
-
-        def watched(local: Local, state: Tree, down: Tree) -> Any:
+    def watched(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Algorithm, local: Local, state: Tree, down: Tree) -> Any:
             given = {"its state": state, "what it received": down}
             before = {what: tree.map(Tensor.clone, value) for what, value in given.items()}
-            out = hook(local, state, down)
+            out = hook(self, local, state, down)
             for what, value in given.items():
-                for leaf, old in zip(tree.flatten(value).items(), tree.leaves(before[what]), strict=True):
-                    if leaf[1].numel() and not torch.equal(leaf[1], old):
-                        raise ValueError(f"{name} changes {what} in place ({leaf[0]}): make a new tensor instead")
+                for (leaf, now), old in zip(tree.flatten(value).items(), tree.leaves(before[what]), strict=True):
+                    if not torch.equal(now, old):
+                        raise ValueError(f"{name} changes {what} in place ({leaf}): make a new tensor instead")
             return out
 
-        return watched
+        return call
+
+    kind, copied = type(method), copy.copy(method)
+    hooks = {name: watched(name, getattr(kind, name)) for name in ("client_update", "adapt", "personalize")}
+    object.__setattr__(copied, "__class__", type(kind.__name__, (kind,), hooks))
+    return copied
 
 
 def desk_values_stay_tensors(subject: Subject) -> None:
