@@ -197,7 +197,7 @@ def test_backends_give_the_same_counts(path):
         ok("run", path, "--backend", backend, "--algorithm", "fedrep", "--out", backend)
         assert RunFolder(backend).read_json("environment.json")["backend"] == backend
     one, two = (list(RunFolder(b).clients()) for b in ("loop", "batched"))
-    assert [row["correct"] for row in one] == [row["correct"] for row in two]
+    assert [row["metrics"]["accuracy"][0] for row in one] == [row["metrics"]["accuracy"][0] for row in two]
 
 
 def test_unknown_backend_and_device_are_told(path):

@@ -174,5 +174,7 @@ def test_two_processes_gather_over_nccl(tmp_path):
         assert [process.wait(timeout=200) for process in started] == [0] * len(started)
     one, two = (last_tensors(tmp_path / name) for name in runs)
     assert one.keys() == two.keys() and all(torch.allclose(one[k], two[k], rtol=0, atol=1e-6) for k in one)
-    counts = [[(r["client"], r["correct"]) for r in RunFolder(tmp_path / name).clients()] for name in runs]
+    counts = [
+        [(r["client"], r["metrics"]["accuracy"][0]) for r in RunFolder(tmp_path / name).clients()] for name in runs
+    ]
     assert counts[0] == counts[1] and len(counts[0]) == 8

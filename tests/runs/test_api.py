@@ -127,7 +127,7 @@ def test_the_models_are_those_that_were_evaluated(name, tmp_path):
     run = bespoke.run(spec, tmp_path)
     assert {row["group"] for row in run.folder.clients()} == {"train", "unseen", "new"}
     assert list(run.models) == list(run.pool.names)
-    recorded = [row["correct"] for row in run.folder.clients() if row["view"] == run.summary["headline"]]
+    recorded = [row["metrics"]["accuracy"][0] for row in run.folder.clients() if row["view"] == run.summary["headline"]]
     assert [count_right(run, model, c) for c, model in enumerate(run.models.values())] == recorded
     first = next(iter(run.models.values()))
     logits = first.logits(run.pool.x[:4])
@@ -144,7 +144,7 @@ def test_the_models_of_a_run_that_was_stopped_are_those_of_its_last_round():
     expected = clients.personal(2, range(6), *shared)
     for model, wanted in zip(run.models.values(), expected, strict=True):
         assert same_tensors(model.personal, wanted)
-    recorded = [row["correct"] for row in run.folder.clients() if row["round"] == 2]
+    recorded = [row["metrics"]["accuracy"][0] for row in run.folder.clients() if row["round"] == 2]
     assert [count_right(run, model, c) for c, model in enumerate(run.models.values())] == recorded
 
 
@@ -363,7 +363,9 @@ def test_a_method_that_cannot_be_mapped_runs_one_client_after_another_and_says_s
     assert run.folder.read_json("environment.json")["notes"] == run.notes
     loop = bespoke.run(experiment(Branches(), rounds=1), backend="loop")
     assert not loop.notes
-    assert [r["correct"] for r in run.folder.clients()] == [r["correct"] for r in loop.folder.clients()]
+    assert [r["metrics"]["accuracy"][0] for r in run.folder.clients()] == [
+        r["metrics"]["accuracy"][0] for r in loop.folder.clients()
+    ]
 
 
 def test_compare_and_summarise_read_what_run_wrote(tmp_path):
