@@ -133,7 +133,7 @@ def recorded(path, values, conditions=None):
     folder.write_json(
         "federation.json", {"names": ["a", "b", "c"]} | ({"conditions": conditions} if conditions else {})
     )
-    common = {"group": "train", "split": "test", "total": 1, "metrics": {"accuracy": [1, 1], "loss": [0.0, 1]}}
+    common = {"group": "train", "split": "test", "total": 1, "metrics": {"accuracy": [1, 1]}}
     for number, own in values.items():
         for client, (mean, cov) in enumerate(own):
             line = {"round": number, "client": client, **common, "logged": {"beta_mean": mean, "beta_cov": cov}}

@@ -7,26 +7,40 @@ import pytest
 
 from bespoke import loggers
 from bespoke.errors import UserError
-from bespoke.runs.federation import Event
 
 CONFIG = {"seed": 1, "training": {"lr": 0.1}}
 
 
-def event(round=3, evaluated=True):
-    count = {"round": round, "split": "test", "view": "personal", "loss_sum": 1.0, "logged": {}}
-    rows = [
-        count | {"client": 0, "group": "train", "correct": 1, "total": 4},
-        count | {"client": 1, "group": "unseen", "correct": 6, "total": 6},
-        count | {"client": 2, "group": "new", "correct": 0, "total": 90},
+HEADLINE = {"view": "personal", "metric": "accuracy", "higher": {"accuracy": True, "mse": False}}
+
+
+def event(evaluated=True):
+    """Round 3 of 9: a training population of two clients, a new client, and another view."""
+
+    def line(client, group, correct, total, mse, view="personal"):
+        metrics = {"accuracy": [correct, total], "mse": [mse, total]}
+        own = {"round": 3, "client": client, "group": group, "split": "test", "view": view}
+        return own | {"total": total, "metrics": metrics, "logged": {}}
+
+    lines = [
+        line(0, "train", 1, 4, 8.0),
+        line(1, "unseen", 6, 6, 3.0),
+        line(2, "new", 0, 90, 0.0),
+        line(0, "train", 4, 4, None, "global"),
     ]
     row = {"train_loss": 0.5, "bytes_down": 8, "bytes_up": 4, "refused": {"5": "NaN"}}
-    return Event(round, 9, row, rows if evaluated else [], {"train": 2.0})
+    row |= {"evaluated": HEADLINE} if evaluated else {}
+    return SimpleNamespace(round=3, rounds=9, row=row, evaluated=lines if evaluated else [], seconds={"train": 2.0})
 
 
 def test_scalars_are_those_of_the_training_population():
     values = loggers.scalars(event())
     assert values["accuracy/personal/test/pooled"] == 0.7
     assert values["accuracy/personal/test/mean"] == (0.25 + 1.0) / 2
+    assert values["mse/personal/test/pooled"] == 1.1
+    assert values["mse/personal/test/mean"] == (2.0 + 0.5) / 2
+    assert values["accuracy/global/test/pooled"] == 1.0
+    assert not any(name.startswith("mse/global") for name in values)  # it is not finite
     assert values["loss/train"] == 0.5 and values["seconds/train"] == 2.0
     assert (values["bytes/down"], values["bytes/up"], values["refused"]) == (8, 4, 1)
     assert not any(name.startswith("accuracy") for name in loggers.scalars(event(evaluated=False)))

@@ -26,7 +26,16 @@ def timing(number=1, train=0.5):
 
 def client(number=1, who=0, **changes):
     row = {"round": number, "client": who, "group": "train", "split": "test", "view": "personal"}
+    return row | {"total": 4, "metrics": {"accuracy": [3, 4], "loss": [1.5, 4]}, "logged": {}} | changes
+
+
+def old_client(number=1, who=0, **changes):
+    """A line in the form used before metrics had names."""
+    row = {"round": number, "client": who, "group": "train", "split": "test", "view": "personal"}
     return row | {"correct": 3, "total": 4, "loss_sum": 1.5, "logged": {}} | changes
+
+
+EVALUATED = {"view": "personal", "metric": "accuracy", "higher": {"accuracy": True, "loss": False}}
 
 
 def a_round(number=1, **changes):
@@ -84,18 +93,75 @@ def test_rows_must_have_the_documented_columns(tmp_path):
     with pytest.raises(ValueError, match=r"rounds\.jsonl"):
         folder.append("rounds", [a_round()])
     assert list(tmp_path.iterdir()) == []
-    folder.append(ROUNDS, [a_round(note="runs in the loop")])
+    folder.append(ROUNDS, [a_round(note="runs in the loop", evaluated=EVALUATED)])
     assert list(folder.rounds()[0]) == list(COLUMNS[ROUNDS])
+    with pytest.raises(ValueError, match="correct, loss_sum, metrics"):
+        folder.append(CLIENTS, [old_client()])
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("total", -1),
+        ("total", 1.5),
+        ("metrics", [1, 2]),
+        ("metrics", {"accuracy": 0.5}),
+        ("metrics", {"accuracy": [1, 2, 3]}),
+        ("metrics", {"accuracy": ["1", 2]}),
+        ("metrics", {"accuracy": [True, 2]}),
+        ("metrics", {"accuracy": [1, -2]}),
+        ("metrics", {"f1": [[1, 2], [3]]}),
+        ("metrics", {"f1": [[1, 2], 3]}),
+        ("metrics", {"f1": [1, [2, 3]]}),
+        ("metrics", {"f1": [[[1]], [[2]]]}),
+        ("logged", [1]),
+        ("evaluated", {"view": "personal"}),
+        ("evaluated", EVALUATED | {"metric": "mse"}),
+        ("evaluated", EVALUATED | {"higher": {"accuracy": 1}}),
+        ("evaluated", EVALUATED | {"view": 0}),
+    ],
+)
+def test_malformed_columns_are_neither_written_nor_read(tmp_path, column, value):
+    name, row = (ROUNDS, a_round()) if column == "evaluated" else (CLIENTS, client())
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ValueError, match=f"a row of {name} is malformed: {column} is "):
+        folder.append(name, [row | {column: value}])
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / name).write_text(json.dumps(row | {column: value}) + "\n")
+    with pytest.raises(UserError, match=f"{name} is damaged at line 1"):
+        list(folder.clients()) if name == CLIENTS else folder.rounds()
+
+
+def test_metrics_are_kept_as_they_are_but_for_what_is_not_finite(tmp_path):
+    folder = RunFolder(tmp_path)
+    metrics = {"mse": [np.float64(0.1), 4], "f1": [np.array([1.0, math.nan]), [2.0, 0]], "own": [math.inf, math.nan]}
+    folder.append(CLIENTS, [client(metrics=metrics)])
+    [row] = folder.clients()
+    assert row["metrics"] == {"mse": [0.1, 4], "f1": [[1.0, None], [2.0, 0]], "own": [None, None]}
+
+
+def test_lines_without_names_of_metrics_are_read_as_accuracy_and_loss(tmp_path):
+    lines = [old_client(), old_client(who=1, loss_sum=None, logged={"beta": 0.5}), client(who=2)]
+    (tmp_path / CLIENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = list(RunFolder(tmp_path).clients())
+    unknown = {"accuracy": [3, 4], "loss": [None, 4]}
+    assert found == [client(), client(who=1, metrics=unknown, logged={"beta": 0.5}), client(who=2)]
+    assert all(list(row) == list(COLUMNS[CLIENTS]) for row in found)
 
 
 texts = st.text(max_size=5)
 floats = st.floats(allow_nan=False, allow_infinity=False) | st.none()
+weights = st.floats(0, 1e9) | st.integers(0, 9) | st.none()
+pairs = st.tuples(floats, weights) | st.integers(0, 3).flatmap(
+    lambda n: st.tuples(st.lists(floats, min_size=n, max_size=n), st.lists(weights, min_size=n, max_size=n))
+)
+pairs = pairs.map(list)
 rows = st.builds(
     client,
     st.integers(1, 9),
     st.integers(0, 99) | texts,
     view=texts,
-    loss_sum=floats,
+    metrics=st.dictionaries(texts, pairs, max_size=2),
     logged=st.dictionaries(texts, floats, max_size=2),
 )
 batches = st.lists(st.lists(rows, max_size=3), max_size=5)
@@ -145,10 +211,11 @@ def test_a_file_cut_anywhere_reads_as_its_whole_lines_and_can_be_continued(part,
         b"\n",
         b"\xff\xfe\n",
         b'{"round":1,"client":0}\n',
-        json.dumps(client(correct=5, total=4)).encode() + b"\n",
-        json.dumps(client(correct="x")).encode() + b"\n",
+        json.dumps(old_client(correct=5, total=4)).encode() + b"\n",
+        json.dumps(old_client(correct="x")).encode() + b"\n",
+        json.dumps({key: value for key, value in old_client().items() if key != "loss_sum"}).encode() + b"\n",
         json.dumps(client(logged=[1])).encode() + b"\n",
-        json.dumps(client(loss_sum=math.nan)).encode() + b"\n",
+        json.dumps(client(metrics={"loss": [math.nan, 1]})).encode() + b"\n",
     ],
 )
 @pytest.mark.parametrize("last", [True, False])
@@ -284,8 +351,10 @@ def test_unreadable_json_and_toml_are_named(tmp_path):
 def test_parquet_export(tmp_path):
     folder = RunFolder(tmp_path)
     refused = {"2": "NaN in body"}
-    folder.append(ROUNDS, [a_round(1, refused=refused, logged={"loss": [0.5, None]}), a_round(2, note="loop")])
-    folder.append(CLIENTS, [client(who=0, logged={"beta": 0.5}), client(who=2, loss_sum=None)])
+    folder.append(ROUNDS, [a_round(1, refused=refused, logged={"loss": [0.5, None]}, evaluated=EVALUATED)])
+    folder.append(ROUNDS, [a_round(2, note="loop")])
+    unknown = {"accuracy": [1, 4], "loss": [None, 4], "f1": [[0.5, 1.5], [2, None]]}
+    folder.append(CLIENTS, [client(who=0, logged={"beta": 0.5}), client(who=2, metrics=unknown)])
     rounds, clients = (pq.read_table(path) for path in folder.export_parquet())
     assert [path.name for path in sorted(tmp_path.glob("*.parquet"))] == ["clients.parquet", "rounds.parquet"]
     first, second = rounds.to_pylist()
@@ -293,9 +362,15 @@ def test_parquet_export(tmp_path):
     assert (first["refused"], first["reasons"]) == (["2"], ["NaN in body"])
     assert (first["logged.loss"], second["logged.loss"]) == ([0.5, None], None)
     assert (first["note"], second["note"]) == (None, "loop")
+    assert (first["evaluated.view"], first["evaluated.metric"]) == ("personal", "accuracy")
+    assert (second["evaluated.view"], second["evaluated.metric"]) == (None, None)
     one, two = clients.to_pylist()
-    assert one | {"logged": {}} == client(who=0) | {"logged.beta": 0.5}
-    assert (two["client"], two["loss_sum"], two["logged.beta"]) == (2, None, None)
+    plain = {key: value for key, value in client(who=0).items() if key not in ("metrics", "logged")}
+    accuracy = {"metric.accuracy.sum": 3.0, "metric.accuracy.weight": 4.0}
+    loss = {"metric.loss.sum": 1.5, "metric.loss.weight": 4.0}
+    assert one == plain | accuracy | loss | {"metric.f1.sum": None, "metric.f1.weight": None, "logged.beta": 0.5}
+    assert (two["client"], two["metric.loss.sum"], two["metric.loss.weight"]) == (2, None, 4.0)
+    assert (two["metric.f1.sum"], two["metric.f1.weight"]) == ([0.5, 1.5], [2.0, None])
     assert str(clients.schema.field("client").type) == "int64"
 
 
@@ -303,7 +378,7 @@ def test_parquet_export_of_named_clients_and_of_nothing(tmp_path):
     folder = RunFolder(tmp_path)
     rounds, clients = (pq.read_table(path) for path in folder.export_parquet())
     assert (rounds.num_rows, clients.num_rows) == (0, 0)
-    assert str(clients.schema.field("correct").type) == "int64"
+    assert str(clients.schema.field("total").type) == "int64"
     folder.append(ROUNDS, [a_round(cohort=["ann", 1])])
     folder.append(CLIENTS, [client(who="ann"), client(who=1)])
     rounds, clients = (pq.read_table(path) for path in folder.export_parquet())

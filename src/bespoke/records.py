@@ -73,6 +73,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
 }
 _OPTIONAL = {"note", "evaluated"}
+_REQUIRED = {name: columns.keys() - _OPTIONAL for name, columns in COLUMNS.items()}
 _NESTED = {"logged", "metrics", "evaluated"}  # columns that become several ones in an export
 _TYPES = {  # of the columns of an export that hold no plain integer; "id" is text where clients have names
     **dict.fromkeys(("train_loss", "padding_waste"), "float64"),
@@ -96,20 +97,24 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _is_pair(total: Any, weight: Any) -> bool:
+    """Whether two values are numbers, as JSON has them, or null, and the weight is not negative."""
+    return (total is None or type(total) in (int, float)) and (
+        weight is None or (type(weight) in (int, float) and weight >= 0)
+    )
 
 
 def _is_metric(value: Any) -> bool:
-    """Whether a value is [sum, weight]: two numbers, or two lists of one length, without negative weights."""
+    """Whether a value is [sum, weight]: two numbers, or two lists of one length."""
     if not isinstance(value, list) or len(value) != 2:
         return False
-    if not isinstance(value[0], list):
-        value = [[value[0]], [value[1]]]
     sums, weights = value
-    if not isinstance(weights, list) or len(sums) != len(weights):
-        return False
-    return all(map(_is_number, sums)) and all(_is_number(w) and (w is None or w >= 0) for w in weights)
+    if isinstance(sums, list):
+        return isinstance(weights, list) and len(sums) == len(weights) and all(map(_is_pair, sums, weights))
+    return _is_pair(sums, weights)
 
 
 def _is_headline(value: Any) -> bool:
@@ -125,9 +130,8 @@ def _is_headline(value: Any) -> bool:
 
 def _fault(name: str, row: dict[str, Any]) -> str:
     """The column of a row of the record file `name` that is missing or malformed, or nothing."""
-    missing = COLUMNS[name].keys() - _OPTIONAL - row.keys()
-    if missing:
-        return min(missing)
+    if not _REQUIRED[name] <= row.keys():
+        return min(_REQUIRED[name] - row.keys())
     if not isinstance(row.get("logged", {}), dict):
         return "logged"
     if name == CLIENTS and not (isinstance(row["total"], int) and row["total"] >= 0):
@@ -140,7 +144,7 @@ def _fault(name: str, row: dict[str, Any]) -> str:
 def _parse(name: str, line: bytes) -> dict[str, Any] | None:
     """The row of a line of the record file `name`, or None for a damaged line."""
     try:
-        row = json.loads(line, parse_constant=_no_constant)
+        row = _DECODER.decode(line.decode())
         if name == CLIENTS and "correct" in row:
             row = _with_metrics(row)
         return None if _fault(name, row) else row
@@ -168,7 +172,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Makes the folder (an existing one is kept as it is) and checks that it can be written to."""
+        """Make the folder (an existing one is kept as it is) and check that it can be written to."""
         folder = cls(path)
         probe = folder.path / ".probe.tmp"
         try:
@@ -181,11 +185,11 @@ class RunFolder:
         return folder
 
     def holds_run(self) -> bool:
-        """Whether a run was started here."""
+        """Return whether a run was started here."""
         return (self.path / "config.toml").is_file()
 
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Appends rows to `name` (a key of `COLUMNS`) in one fsynced write, or leaves the file unchanged."""
+        """Append rows to `name` (a key of `COLUMNS`) in one fsynced write, or leave the file unchanged."""
         if name not in COLUMNS:
             raise ValueError(f"no record file {name!r}; there are {', '.join(COLUMNS)}")
         lines = []
@@ -219,12 +223,12 @@ class RunFolder:
             raise write_error(path, error) from error
 
     def offsets(self) -> dict[str, int]:
-        """Length in bytes of each record file (0 for one not yet written), for `truncate`."""
+        """Return the length in bytes of each record file (0 for one not yet written), for `truncate`."""
         files = {name: self.path / name for name in COLUMNS}
         return {name: path.stat().st_size if path.exists() else 0 for name, path in files.items()}
 
     def truncate(self, offsets: dict[str, int]) -> None:
-        """Cuts the record files back to `offsets`, of all files or, if one does not fit, of none."""
+        """Cut all record files back to `offsets`, or none of them if one does not fit."""
         sizes = self.offsets()
         for name, offset in offsets.items():
             if name not in COLUMNS:
@@ -271,19 +275,19 @@ class RunFolder:
             raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of `rounds.jsonl`."""
+        """Return the lines of `rounds.jsonl`."""
         return list(self._read(ROUNDS))
 
     def timing(self) -> list[dict[str, Any]]:
-        """The lines of `timing.jsonl`."""
+        """Return the lines of `timing.jsonl`."""
         return list(self._read(TIMING))
 
     def clients(self) -> Iterator[dict[str, Any]]:
-        """The lines of `clients.jsonl`, one after another: there may be millions."""
+        """Iterate over the lines of `clients.jsonl`: there may be millions."""
         return self._read(CLIENTS)
 
     def config(self) -> dict[str, Any]:
-        """The resolved experiment, `config.toml`."""
+        """Return the resolved experiment, `config.toml`."""
         path = self.path / "config.toml"
         try:
             return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -291,11 +295,11 @@ class RunFolder:
             raise UserError(f"cannot read {path}: {error}; give the folder of a run") from error
 
     def write_json(self, name: str, value: Any) -> None:
-        """Writes `value` as indented JSON to the file `name`, atomically; NaN and infinities become null."""
+        """Write `value` as indented JSON to the file `name`, atomically; NaN and infinities become null."""
         write_atomic(self.path / name, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """The value that `write_json` wrote."""
+        """Return the value that `write_json` wrote."""
         path = self.path / name
         try:
             return json.loads(path.read_bytes(), parse_constant=_no_constant)
@@ -303,7 +307,7 @@ class RunFolder:
             raise UserError(f"cannot read {path}: {error}; restore it or run the experiment again") from error
 
     def export_parquet(self) -> list[Path]:
-        """Writes `rounds.parquet` and `clients.parquet`, atomically, and returns their paths."""
+        """Write `rounds.parquet` and `clients.parquet`, atomically, and return their paths."""
         cohorts = (client for row in self.rounds() for client in row["cohort"])
         named = any(isinstance(client, str) for client in cohorts)
         named = named or any(isinstance(row["client"], str) for row in self.clients())

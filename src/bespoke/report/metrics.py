@@ -38,7 +38,7 @@ class Scores:
 
     @classmethod
     def of_lines(cls, lines: Iterable[dict[str, Any]], metric: str) -> Scores:
-        """The metric in lines of `clients.jsonl`, which are of one round, split and view."""
+        """Return the metric in lines of `clients.jsonl`, which are of one round, split and view."""
         own = [line for line in lines if metric in line["metrics"]]
         return cls.of([r["client"] for r in own], [r["total"] for r in own], [r["metrics"][metric] for r in own])
 
@@ -48,16 +48,16 @@ class Scores:
         return (self.weights != 0).any(axis=0)
 
     def take(self, keep: NDArray[Any]) -> Scores:
-        """The clients at the positions, or under the mask, `keep`."""
+        """Return the clients at the positions, or under the mask, `keep`."""
         places = np.arange(len(self.clients))[keep]
         return Scores([self.clients[i] for i in places], self.rows[keep], self.sums[:, keep], self.weights[:, keep])
 
     def values(self) -> Floats:
-        """Every client's value, [M]; NaN where it is not defined or not known."""
+        """Return every client's value, [M]; NaN where it is not defined or not known."""
         return _ratio(self.sums, self.weights)
 
     def pooled(self) -> float | None:
-        """The value of all clients' rows together: sums over clients, divided by their weights."""
+        """Return the value of all clients' rows together: sums over clients, divided by their weights."""
         own = self.take(self.defined)
         zero = own.weights == 0  # the sum of an entry without weight says nothing
         sums = np.where(zero, 0.0, own.sums).sum(axis=1, keepdims=True)
@@ -91,17 +91,17 @@ class Aggregates:
     cv: float | None  # std0 / pooled
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, for JSON."""
+        """Return the fields by name, for JSON."""
         return asdict(self)
 
 
 def tenth(clients: int) -> int:
-    """A tenth of the clients, rounded up, at least one."""
+    """Return a tenth of the clients, rounded up, at least one."""
     return max(1, -(-clients // 10))
 
 
 def aggregate(scores: Scores, higher: bool = True) -> Aggregates:
-    """Every aggregate of a metric; `higher` says whether a larger value is better.
+    """Return every aggregate of a metric; `higher` says whether a larger value is better.
 
     A client whose value is not finite makes every aggregate that it enters None.
     """
@@ -142,7 +142,7 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
-    """The mean of values [N] and Student's t interval of it, with N - 1 degrees of freedom."""
+    """Return the mean of values [N] and Student's t interval of it, with N - 1 degrees of freedom."""
     v = np.asarray(values, dtype=np.float64)
     if v.ndim != 1 or not v.size:
         raise ValueError(f"need a non-empty vector of values, got shape {v.shape}")
@@ -158,7 +158,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def seed_statistics(values: Sequence[float | None]) -> SeedStatistics:
-    """Mean, std (ddof 1) and standard error of one value per repetition, [R].
+    """Return mean, std (ddof 1) and standard error of one value per repetition, [R].
 
     One alone has no spread, and nothing is known where one value is not.
     """

@@ -40,7 +40,7 @@ class Headline(NamedTuple):
         return Scores.of_lines(population(lines, self.view, split), self.metric)
 
     def better(self, value: float, other: float) -> bool:
-        """Whether a value of the headline metric is better than another."""
+        """Return whether a value of the headline metric is better than another."""
         return value > other if self.higher[self.metric] else value < other
 
 
@@ -88,7 +88,7 @@ class _Block:
         return True
 
     def scores(self, metric: str, groups: Sequence[str]) -> Scores:
-        """The clients of these groups that the metric was recorded for."""
+        """Return the clients of these groups that the metric was recorded for."""
         column = self.metrics.get(metric, [])
         keys = [key[1] for key in self.places]
         own = [i for i, pair in enumerate(column) if pair is not None and self.groups[i] in groups]
@@ -119,11 +119,11 @@ class Evaluations:
         self.higher = found.higher if found else {}
 
     def rounds(self, view: str, split: str = "test") -> list[int]:
-        """The evaluated rounds, ascending."""
+        """Return the evaluated rounds, ascending."""
         return sorted(self._blocks.get((view, split), {}))
 
     def scores(self, view: str, metric: str, number: int, group: str = "all", split: str = "test") -> Scores:
-        """A metric of a group's clients (a key of `GROUPS`) in one evaluated round."""
+        """Return a metric of a group's clients (a key of `GROUPS`) in one evaluated round."""
         block = self._blocks.get((view, split), {}).get(number, _Block())
         try:
             return block.scores(metric, GROUPS[group])
@@ -134,7 +134,7 @@ class Evaluations:
             ) from error
 
     def choose(self, view: str, select: str) -> int | None:
-        """The round that `select` (a key of `SELECTIONS`) names, or None if there is no such round."""
+        """Return the round that `select` (a key of `SELECTIONS`) names, or None if there is no such round."""
         rounds = self.rounds(view)
         if select == "last" or not rounds or self.metric is None:
             return rounds[-1] if rounds else None
@@ -145,7 +145,7 @@ class Evaluations:
         return max(known, key=lambda number: known[number], default=None)
 
     def summary(self, view: str, number: int) -> dict[str, Any]:
-        """The aggregates of every group present in one evaluated round, on the test rows.
+        """Return the aggregates of every group present in one evaluated round, on the test rows.
 
         Those of the headline metric are `{group: aggregates}`, those of the others `{"metrics": {name: {group: ...}}}`.
         """
@@ -160,7 +160,7 @@ class Evaluations:
 
 
 def totals(folder: RunFolder) -> dict[str, Any]:
-    """Costs of a run: rounds, participations, bytes, seconds, refused uploads, and distinct notes.
+    """Return the costs of a run: rounds, participations, bytes, seconds, refused uploads, and distinct notes.
 
     `seconds` covers all phases; `round_seconds` is the median over rounds of training and aggregation.
     """
@@ -178,7 +178,7 @@ def totals(folder: RunFolder) -> dict[str, Any]:
 
 
 def summarise(folder: RunFolder | str | os.PathLike[str]) -> dict[str, Any]:
-    """The summary of a run folder, derived from its records alone.
+    """Return the summary of a run folder, derived from its records alone.
 
     `{"headline": view, "metric": name, "higher": {metric: bool}, "views": {view: {selection: {"round": r, group:
     aggregates, "metrics": {name: {group: aggregates}}} | None}}, **totals}`. The aggregates of a group are those of
@@ -205,7 +205,7 @@ def pick(
     select: str = "last",
     group: str = "all",
 ) -> dict[str, Any]:
-    """The aggregates of a metric in a summary, default the headline's; empty if no such client was evaluated."""
+    """Return the aggregates of a metric in a summary, default the headline's; empty if no such client was evaluated."""
     metric, view = metric or summary["metric"], view or summary["headline"]
     if view is None:
         return {}
@@ -223,7 +223,7 @@ def pick(
 
 
 def sentence(summary: dict[str, Any], select: str = "last") -> str:
-    """The headline number of a summary in words: which round, model and clients, pooled and averaged over clients."""
+    """Return the headline number of a summary in words: round, model and clients; pooled and mean over clients."""
     numbers = pick(summary, select=select)
     if not numbers.get("clients"):
         return f"{summary['rounds']} rounds: no client was evaluated on test rows"

@@ -19,7 +19,7 @@ class Unit:
 
     @classmethod
     def of(cls, metric: str, values: Iterable[float | None], places: int = 1) -> Unit:
-        """The unit of a metric: percent with `places` decimals, or four digits of the largest of the values."""
+        """Return the unit of a metric: percent with `places` decimals, or four digits of the largest of the values."""
         if metric.rsplit("_", 1)[-1] in SHARES:
             return cls(100.0, f".{places}f", " %")
         largest = max((abs(v) for v in values if v is not None and math.isfinite(v)), default=0.0)
@@ -32,11 +32,11 @@ class Unit:
         return " in %" if self.sign else ""
 
     def text(self, value: float | None, plus: bool = False) -> str:
-        """The number alone; `plus` marks positive ones too, and `-` stands for a value that is not known."""
+        """Return the number alone; `plus` marks positive ones too, and `-` stands for a value that is not known."""
         return "-" if value is None else f"{self.scale * value:{'+' if plus else ''}{self.code}}"
 
 
 def written(metric: str, value: float) -> str:
-    """A value in a sentence: `accuracy 94.12 %`, `mse 0.1234`."""
+    """Return a value for a sentence: `accuracy 94.12 %`, `mse 0.1234`."""
     unit = Unit.of(metric, [value], places=2)
     return f"{metric} {unit.text(value)}{unit.sign}"

@@ -1,0 +1,52 @@
+"""The command `compare` on two recorded runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_runs import command
+
+RUNS = Path(__file__).parents[1] / "report" / "old_run"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def ok(*arguments):
+    done = command("compare", RUNS, *arguments)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_the_table_says_what_its_interval_covers():
+    done = ok()
+    assert done.out.splitlines()[0] == "Test accuracy, last round"
+    assert done.out.endswith("[95 %] over clients (paired t interval, for this partition and seed only)\n")
+    assert done.err == ""
+
+
+def test_any_recorded_metric_can_be_compared():
+    found = json.loads(ok("--metric", "loss", "--json").out)
+    assert (found["metric"], found["higher_is_better"]) == ("loss", False)
+    assert ok("--metric", "loss").out.startswith("Test loss, lower is better, last round\n")
+    refused = command("compare", RUNS, "--metric", "mse").sentence
+    assert refused.endswith("fedavg has no metric 'mse'; it has accuracy, loss")
+
+
+def test_a_baseline_may_be_shortened():
+    assert "minus fedrod [95 %]" in ok("--baseline", "fedr").out
+    assert command("compare", RUNS, "--baseline", "fed").sentence == (
+        "the baseline 'fed' may be fedavg or fedrod; give more of the label"
+    )
+
+
+def test_charts_of_clients_and_of_rounds():
+    done = ok("--chart", "clients.svg", "--curves", "rounds.svg", "--metric", "loss", "--view", "personal")
+    assert done.err == "chart: clients.svg\ncurves: rounds.svg\n"
+    assert "test loss" in Path("clients.svg").read_text()
+    assert "Loss by round" in Path("rounds.svg").read_text()
+    assert command("compare", RUNS, "--curves", "nowhere/x.png").sentence == (
+        "cannot write nowhere/x.png: there is no folder nowhere; make it first"
+    )

@@ -1,0 +1,70 @@
+"""The numbers of a finished run and how it prints, from records alone."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from small_runs import experiment
+
+from bespoke import Run, UserError
+from bespoke.records import RunFolder
+
+OLD = Path(__file__).parents[1] / "report" / "old_run" / "fedrod"
+
+
+def finished(folder=OLD, notes=(), **changes):
+    """A run whose records are in a folder; nothing was trained."""
+    clients = SimpleNamespace(num_clients=5, total_clients=6)
+    return Run(experiment("fedrod", seed=9, **changes), RunFolder(folder), None, {}, clients, list(notes))
+
+
+def test_a_run_prints_a_few_readable_lines():
+    run = finished(notes=["the method runs one client after another"])
+    assert str(run).splitlines() == repr(run).splitlines()
+    assert str(run).splitlines() == [
+        "fedrod on gaussian, seed 9, 3 of 3 rounds",
+        "clients: 5 and 1 new",
+        "last round (3), personal model, all 5 clients with test rows: accuracy 57.78 % pooled, "
+        "58.25 % mean over clients",
+        f"records: {OLD}",
+        "note: the method runs one client after another",
+    ]
+    assert "best on test (oracle) (2)" in str(finished(evaluation={"select": "best_test"}, rounds=8))
+    assert "3 of 8 rounds" in str(finished(rounds=8))
+
+
+def test_a_run_prints_even_if_its_records_are_gone(tmp_path):
+    assert f"there is no run folder {tmp_path / 'gone'}" in str(finished(tmp_path / "gone"))
+    (tmp_path / "empty").mkdir()
+    assert "0 rounds: no client was evaluated on test rows" in str(finished(tmp_path / "empty"))
+
+
+def test_every_number_of_the_summary_can_be_asked_for():
+    run, summary = finished(), json.loads((OLD / "summary.json").read_text())
+    last = summary["views"]["personal"]["last"]
+    assert run.accuracy == run.metric() == run.metric("accuracy") == last["all"]["pooled"]
+    assert run.metric("loss") == last["all"]["loss"]
+    assert run.metric(statistic="worst10") == last["all"]["worst10"]
+    assert run.metric("loss", group="new") == last["new"]["loss"]
+    assert run.metric(select="best_val", view="global") == summary["views"]["global"]["best_val"]["all"]["pooled"]
+
+
+def test_numbers_that_are_not_there_are_named(tmp_path):
+    run = finished()
+    for call, words in (
+        (lambda: run.metric("mse"), "there is no metric 'mse'; use one of accuracy, loss"),
+        (
+            lambda: run.metric(statistic="median"),
+            "there is no statistic 'median'; use one of clients, ",
+        ),
+        (lambda: run.metric(view="local"), "there is no view 'local'; use one of personal, global"),
+        (lambda: run.metric(statistic="std", group="new"), "there is no accuracy: the std is not defined"),
+    ):
+        with pytest.raises(UserError, match=words):
+            call()
+    shutil.copy(OLD / "rounds.jsonl", tmp_path)
+    for call in (lambda run: run.accuracy, lambda run: run.metric()):
+        with pytest.raises(UserError, match="no client was evaluated on test rows of its own"):
+            call(finished(tmp_path))
