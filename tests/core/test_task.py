@@ -1,5 +1,8 @@
 """A model as functions: losses, initial weights, and the split by module."""
 
+import copy
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,10 @@ from torch.func import grad, vmap
 
 from bespoke.core import rng
 from bespoke.core.data import Batch
-from bespoke.core.task import Task, cross_entropy, masked_mean
+from bespoke.core.objective import CLASSIFICATION, REGRESSION, cross_entropy, masked_mean
+from bespoke.core.task import Task
 from bespoke.errors import UserError
+from bespoke.models.layers import Dropout
 
 CLASSES = 3
 
@@ -214,3 +219,237 @@ def test_tied_weights_are_refused():
 
     with pytest.raises(UserError, match="ties parameters between layers"):
         Task(Tied, "fc", CLASSES)
+
+
+class Two(nn.Module):
+    """Two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x, mask, scale=1.0):
+        return self.fc(x * mask) * scale
+
+
+class Gives(nn.Module):
+    """Something around the outputs."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.wrap, self.fc = wrap, nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.wrap(self.fc(x))
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (
+            lambda: Gives(lambda y: (y, y)),
+            r"the model gives a tuple: make its forward return one tensor .*\(examples, 3\)",
+        ),
+        (lambda: Gives(lambda y: {"logits": y}), "the model gives a dict: make its forward return one tensor"),
+        (Two, r"forward\(x, mask, scale=1.0\) does not take one batch of examples alone: wrap it in a module"),
+        (lambda: nn.Sequential(OrderedDict(a=nn.LazyLinear(4), fc=nn.Linear(4, CLASSES))), "a.weight is lazy"),
+    ],
+)
+def test_models_of_another_form_are_refused_in_one_sentence(build, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        Task(build, "fc", CLASSES, dtype=torch.float64).check(batch().x)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_lazy_layer_that_was_called_is_a_plain_one():
+    model = nn.Sequential(OrderedDict(a=nn.LazyLinear(4), fc=nn.Linear(4, CLASSES))).double()
+    model(batch().x)
+    Task(lambda: copy.deepcopy(model), "fc", CLASSES, dtype=torch.float64).check(batch().x)
+
+
+def test_whole_numbers_where_floats_are_wanted_are_named():
+    with pytest.raises(UserError, match="they are int64: give float32 unless the model embeds tokens"):
+        deep().check(batch().x.long())
+
+
+# --- layers that draw -----------------------------------------------------------------------------------------
+
+
+class Wet(nn.Module):
+    """Dropout in the body, between, and inside the head; one layer is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(6, 5), Dropout(0.4), nn.Linear(5, CLASSES))
+        self.body, self.first, self.twice = nn.Linear(4, 6), Dropout(0.5), Dropout(0.5)
+
+    def forward(self, x):
+        return self.head(self.twice(self.twice(self.first(torch.tanh(self.body(x))))))
+
+
+def test_features_and_head_draw_as_the_whole_model_does():
+    task = Task(Wet, "head", CLASSES, dtype=torch.float64)
+    params, b = task.init(rng.key(0)), batch()
+    whole = task.logits(params, b.x, b.key)
+    z = task.features(params, b.x, b.key)
+    assert torch.equal(task.classify(params, z, b.key), whole)
+    assert torch.equal(task.loss(params, b), cross_entropy(whole, b))
+    assert not torch.equal(task.classify(params, z), whole)  # the head draws too
+    assert not torch.equal(task.logits(params, b.x, rng.key(1)), whole)
+    # Without a key nothing is drawn, also after a call with one.
+    dry = task.logits(params, b.x)
+    assert torch.equal(dry, task.logits(params, b.x))
+    assert not torch.equal(dry, whole)
+    assert torch.equal(task.classify(params, task.features(params, b.x)), dry)
+
+
+def test_layers_that_draw_do_so_by_the_key_and_their_number():
+    task = Task(Wet, "head", CLASSES, dtype=torch.float64)
+    params, b = task.init(rng.key(0)), batch()
+    z = torch.tanh(b.x @ params["body.weight"].T + params["body.bias"])
+    keys = [rng.fold_in(b.key, number) for number in (1, 2)]  # number 0 is the head's
+    for key in (keys[0], keys[1], rng.fold_in(keys[1], 1)):  # the second call of one layer draws anew
+        z = z * (rng.uniform(key, z.shape, z.dtype) >= 0.5) / 0.5
+    assert torch.equal(task.features(params, b.x, b.key), z)
+
+
+def test_keys_can_be_mapped_over():
+    task = Task(Wet, "head", CLASSES, dtype=torch.float64)
+    params, b = task.init(rng.key(0)), batch()
+    keys = torch.stack([rng.key(seed) for seed in range(3)])
+    mapped = vmap(lambda key: task.logits(params, b.x, key))(keys)
+    for i, key in enumerate(keys):
+        assert (mapped[i] - task.logits(params, b.x, key)).abs().max() < 1e-12
+    assert not torch.equal(mapped[0], mapped[1])
+
+
+def test_an_error_inside_the_model_leaves_no_key_behind():
+    task = Task(Wet, "head", CLASSES, dtype=torch.float64)
+    params, b = task.init(rng.key(0)), batch()
+    before = task.logits(params, b.x)
+    with pytest.raises(RuntimeError):
+        task.logits(params, b.x[:, :2], b.key)
+    assert torch.equal(task.logits(params, b.x), before)
+
+
+# --- constants ------------------------------------------------------------------------------------------------
+
+
+class Frozen(nn.Module):
+    """A frozen layer and a buffer, both drawn at random, before what trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.rand(4))
+        self.register_buffer("steps", torch.tensor(3))
+        self.fixed = nn.Linear(4, 6).requires_grad_(False)
+        self.norm, self.fc = nn.LayerNorm(6), nn.Linear(6, CLASSES)
+        self.norm.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.fixed(x * self.scale)))
+
+
+def test_frozen_parameters_and_buffers_are_in_no_tree():
+    task = Task(Frozen, "fc", CLASSES, dtype=torch.float64, key=rng.key(3))
+    task.check(batch().x)
+    params = task.init(rng.key(3))
+    assert list(params) == ["norm.weight", "fc.weight", "fc.bias"]
+    assert list(task.body(params)) == list(task.norm(params)) == ["norm.weight"]
+    assert task.constants().keys() == {"fixed.weight", "fixed.bias", "norm.bias", "scale", "steps"}
+    assert task.constants()["steps"].dtype == torch.int64
+    with pytest.raises(KeyError, match="3 tensors, not 4"):
+        task.logits(params | {"fixed.bias": torch.zeros(6)}, batch().x)
+
+
+def test_constants_are_those_of_the_seeded_module():
+    task = Task(Frozen, "fc", CLASSES, dtype=torch.float64, key=rng.key(3))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.bits(rng.key(3), torch.tensor(0))))
+        want = Frozen().double()
+    assert all(torch.equal(value, want.state_dict()[name]) for name, value in task.constants().items())
+    params, x = task.init(rng.key(3)), batch().x
+    assert torch.equal(task.logits(params, x), want(x))
+    assert torch.equal(task.classify(params, task.features(params, x)), want(x))
+    torch.manual_seed(9)  # another process
+    other = Task(Frozen, "fc", CLASSES, dtype=torch.float64, key=rng.key(3))
+    assert all(torch.equal(value, other.constants()[name]) for name, value in task.constants().items())
+
+
+def test_constants_that_another_key_would_draw_are_noticed():
+    task = Task(Frozen, "fc", CLASSES, key=rng.key(3))
+    with pytest.raises(ValueError, match="is a constant of the model, drawn at random: give Task"):
+        task.init(rng.key(4))
+    model = Frozen()
+    given = Task(lambda: copy.deepcopy(model), "fc", CLASSES)  # whose constants are not drawn
+    assert torch.equal(given.init(rng.key(4))["fc.weight"], given.init(rng.key(5))["fc.weight"])
+
+
+def test_frozen_parameters_get_no_gradient_and_pass_one_on():
+    task = Task(Frozen, "fc", CLASSES, dtype=torch.float64, key=rng.key(3))
+    params, before = task.init(rng.key(3)), {n: t.clone() for n, t in task.constants().items()}
+    slope = grad(task.loss)(params, batch())
+    assert slope.keys() == params.keys() and slope["norm.weight"].abs().max() > 0
+    assert all(torch.equal(value, before[name]) for name, value in task.constants().items())
+
+
+class Counts(nn.Module):
+    """A buffer that changes in forward, in place or by assignment."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place, self.fc = in_place, nn.Linear(4, CLASSES)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.in_place:
+            self.calls += 1
+        else:
+            self.calls = self.calls + 1
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_buffer_that_changes_in_forward_is_refused(in_place):
+    task = Task(lambda: Counts(in_place), "fc", CLASSES, dtype=torch.float64)
+    with pytest.raises(UserError, match="the buffer 'calls' changes when the model is called"):
+        task.check(batch().x)
+
+
+def test_a_frozen_body_leaves_the_head_and_a_frozen_head_is_refused():
+    def build(part):
+        model = Skips("plain")
+        getattr(model, part).requires_grad_(False)
+        return model
+
+    task = Task(lambda: build("a"), "b", CLASSES, dtype=torch.float64, key=rng.key(0))
+    params = task.init(rng.key(0))
+    assert task.body(params) == {} and set(params) == set(task.head_names) == {"b.weight", "b.bias"}
+    with pytest.raises(UserError, match="the head 'b' has frozen parameters"):
+        Task(lambda: build("b"), "b", CLASSES)
+
+
+# --- objectives -----------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_objectives():
+    task = Task(Deep, "classifier.1", CLASSES, dtype=torch.float64, objective=REGRESSION)
+    params, b = task.init(rng.key(0)), batch(real=4)
+    y = rng.normal(rng.key(5), (6, CLASSES), torch.float64)
+    want = (task.logits(params, b.x)[:4] - y[:4]).square().mean().item()
+    assert task.loss(params, b._replace(y=y)).item() == pytest.approx(want, abs=1e-12)
+    assert task.num_outputs == CLASSES
+    with pytest.raises(UserError, match="the objective 'regression' has no classes"):
+        _ = task.num_classes
+    assert deep().num_classes == CLASSES
+
+
+def test_outputs_that_do_not_fit_the_objective_are_refused():
+    task = Task(Deep, "classifier.1", 1, dtype=torch.float64, objective=REGRESSION)
+    with pytest.raises(
+        UserError, match=r"but the objective 'regression' wants 1 for each example: make it give \(6, 1\)"
+    ):
+        task.check(batch().x)
+    task = Task(Deep, "classifier.1", CLASSES, dtype=torch.float64, objective=CLASSIFICATION.measured_by(["mse"]))
+    with pytest.raises(UserError, match="the metric 'mse' cannot be computed"):
+        task.check(batch().x, batch().y)

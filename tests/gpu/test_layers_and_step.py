@@ -14,7 +14,7 @@ from torch.func import grad, grad_and_value, vmap
 from torch.nn import functional as F
 
 from bespoke.core import rng
-from bespoke.core.task import masked_mean, row_losses
+from bespoke.core.objective import cross_entropies, masked_mean
 from bespoke.errors import UserError
 from bespoke.gpu import fast_layers, step
 from bespoke.models import ModelSettings, build_module, build_task, layers
@@ -326,7 +326,7 @@ def put_in_place(monkeypatch):
 
 
 def plain_entropy(logits, labels, mask):
-    return masked_mean(row_losses(logits, labels), mask)
+    return masked_mean(cross_entropies(logits, labels), mask)
 
 
 def of_slope(loss):

@@ -26,11 +26,11 @@ def test_a_share_of_the_values_is_dropped_and_the_rest_raised():
     layer = layers.Dropout(0.3)
     x = torch.ones(200, 500)
     assert torch.equal(layer(x), x)  # no key: not training
-    layer.key = rng.key(7)
+    layer.start(rng.key(7))
     dropped = layer(x)
     assert dropped.unique().tolist() == [0.0, pytest.approx(1 / 0.7)]
     assert (dropped == 0).double().mean() == pytest.approx(0.3, abs=5 * (0.3 * 0.7 / x.numel()) ** 0.5)
-    layer.key = rng.key(8)
+    layer.start(rng.key(8))
     assert not torch.equal(layer(x), dropped)
 
 
@@ -47,9 +47,11 @@ def test_training_draws_by_the_batchs_key_and_prediction_does_not():
 
 def test_a_rows_draws_do_not_depend_on_how_many_follow():
     layer = layers.Dropout(0.5)
-    layer.key = rng.key(3)
+    layer.start(rng.key(3))
     x = torch.ones(7, 20)
-    assert torch.equal(layer(x)[:4], layer(x[:4]))
+    whole = layer(x)
+    layer.start(rng.key(3))
+    assert torch.equal(whole[:4], layer(x[:4]))
 
 
 def test_loop_and_batched_drop_the_same():

@@ -111,7 +111,10 @@ def test_every_setting_is_described_with_its_allowed_values():
 # --- mistakes in a file -------------------------------------------------------------------------------------------
 
 MISTAKES = {
-    "table": ({"trainig": {}}, ["trainig", "'training'", "allowed are seed, data, model, training, evaluation"]),
+    "table": (
+        {"trainig": {}},
+        ["trainig", "'training'", "allowed are seed, data, model, objective, training, evaluation"],
+    ),
     "top-level key": ({"sed": 3}, ["'sed'", "'seed'"]),
     "key": ({"training": {"round": 3}}, ["[training]", "'round'", "did you mean 'rounds'", "epochs"]),
     "key of a method": ({"algorithm": {"name": "ditto", "lamda": 1.0}}, ["[algorithm]", "'lamda'", "'lam'"]),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from bespoke.core import rng
@@ -29,15 +30,22 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 @contextlib.contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
-    """Let CUDA compute in this precision, and repeatably, while the context lasts."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    """Let CUDA compute in this precision, and repeatably, while the context lasts.
+
+    Attention is computed by plain products: torch's own kernels for it cannot be mapped over clients.
+    """
+    products, convolutions, attention = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mha
     before = products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic
+    fast = attention.get_fastpath_enabled()
     products.allow_tf32 = convolutions.allow_tf32 = precision != "fp32"
     convolutions.deterministic = True
+    attention.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic = before
+        attention.set_fastpath_enabled(fast)
 
 
 class Random(nn.Module):

@@ -106,11 +106,12 @@ def join(
     Shapes and types must agree between clients. As soon as one client brings test rows of its own, the
     clients that bring none have a share ``test`` of their rows drawn as test rows; an empty ``x_test``
     means a client without test rows. ``num_classes`` 0 takes the largest label plus one. Targets that are no
-    ``classes`` may be any numbers; None takes whole numbers for classes.
+    ``classes`` may be any numbers; with None the first client decides, whose whole numbers are classes.
     """
     if classes is None:
         found = [_as_array(c.y, f"y of {c.where}") for c in clients]
-        classes = all(y.dtype.kind in "iub" and y.ndim == 1 for y in found if y.size)
+        like = next((y for y in found if y.size), np.zeros(1, np.int64))
+        classes = like.dtype.kind in "iub" and like.ndim == 1
     as_y = as_labels if classes else as_targets
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
