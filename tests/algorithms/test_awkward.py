@@ -1,13 +1,15 @@
-"""The federation of awkward clients is as awkward as it says, and its two checks can fail."""
+"""The federation of awkward clients is as awkward as it says, and its two checks can fail; and features of zero."""
 
 from dataclasses import dataclass
 from typing import final
 
 import pytest
 import torch
-from method_runs import HEALTHY, LABELS, ODD, WIDE, awkward, everything_finite, healthy_gap
-from test_golden import BACKENDS
+import toy
+from awkward_runs import HEALTHY, LABELS, ODD, WIDE, awkward, everything_finite, healthy_gap
+from golden_runs import run, training
 
+from bespoke.algorithms import ALGORITHMS
 from bespoke.algorithms.fedavg import FedAvg
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
@@ -63,10 +65,10 @@ class TakesPaddingForRows(Toy):
     """A mean without the mask."""
 
     def shift(self, local):
-        return local.data.y[local.data.rows].double().mean()
+        return local.labels()[0].double().mean()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", toy.BACKENDS)
 def test_a_number_that_is_not_finite_is_seen(backend):
     with pytest.raises(AssertionError, match="NaN or inf"):
         everything_finite(DividesByTheRest(), backend)
@@ -76,3 +78,12 @@ def test_what_leaks_from_odd_clients_is_seen():
     assert healthy_gap(TakesPaddingForRows(), "batched") > 1e-3
     assert healthy_gap(TakesPaddingForRows(), "loop") == 0.0  # there is no padding
     assert healthy_gap(FedAvg(), "batched") < 1e-12
+
+
+@pytest.mark.parametrize("backend", toy.BACKENDS)
+@pytest.mark.parametrize("name", ["fedpac", "fedproto", "moon", "fedcp", "gpfl"])
+def test_features_of_zero_give_finite_steps(name, backend):
+    """Cosines, norms and square roots meet their worst point."""
+    zero = toy.start() | tree.zeros_like(toy.task().body(toy.start()))
+    ran = run(ALGORITHMS[name](), training("plain", rounds=2), backend, start=zero, cohorts=[[0, 1, 2]] * 2)
+    assert all(torch.isfinite(leaf).all() for leaf in tree.leaves(ran.server[-1]))

@@ -1,88 +1,21 @@
-"""FedLDA against its equations in NumPy, with awkward clients."""
-
-import functools
+"""FedLDA: its penalty, awkward clients, and what a client owns."""
 
 import numpy as np
 import pytest
 import torch
-from golden import five
-from method_runs import (
-    BACKENDS,
-    COHORTS,
-    PRECISIONS,
-    differences,
-    everything_finite,
-    golden_problem,
-    healthy_gap,
-    numpy,
-    play,
-)
+from awkward_runs import PRECISIONS, everything_finite, healthy_gap
+from golden.fedlda import penalty
+from golden.gaussians import log_prior
+from golden_runs import library
 from scipy.optimize import approx_fprime
-from test_golden import pool, start, task
+from toy import BACKENDS, EVERYONE, data, start, task
 
 from bespoke.algorithms.fedlda import FedLDA, _correlation
 from bespoke.contract import CHECKS, Subject
 from bespoke.core import tree
 from bespoke.maths import gaussian
 
-CASES = {
-    "plain": {"momentum": 0.3, "lam": 0.5},
-    "class": {"momentum": 0.3, "lam": 0.5, "centre": "class", "ridge": 0.0},
-    "global": {"momentum": 0.7, "lam": 0.5, "centre": "global", "local_centre": "local"},
-    "loose": {"momentum": 0.3, "lam": 0.0, "smooth": 0.02, "shrink": 0.03},
-}
-
-
-@functools.cache
-def library(case, variant, backend):
-    _, training = golden_problem(variant, COHORTS)
-    return play(FedLDA(**CASES[case]), task(), start(), pool(), training, COHORTS, backend)
-
-
-@functools.cache
-def equations(case, variant, twist=""):
-    given, _ = golden_problem(variant, COHORTS)
-    fields = {{"shrink": "amount"}.get(n, n): v for n, v in CASES[case].items()}
-    return five.fedlda(given, numpy(library(case, variant, "loop").first), **fields, twist=twist)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", ["plain", "momentum"])
-@pytest.mark.parametrize("case", CASES)
-def test_the_library_follows_the_equations(case, variant, backend):
-    given, _ = golden_problem(variant, COHORTS)
-    found = differences(library(case, variant, backend), equations(case, variant), given.y_test)
-    assert max(found.values()) < 1e-8, found
-
-
-TWISTS = [
-    ("plain", "no prior"),
-    ("plain", "no penalty"),
-    ("plain", "one triangle"),
-    ("plain", "over d squared"),
-    ("plain", "diagonal penalised"),
-    ("plain", "batch covariance over n"),
-    ("plain", "other centre"),
-    ("class", "other centre"),
-    ("global", "other centre"),
-    ("plain", "other local centre"),
-    ("global", "other local centre"),
-    ("plain", "momentum is the own share"),
-    ("plain", "statistics of the received body"),
-    ("plain", "absent class at zero"),
-    ("plain", "no ridge"),
-    ("plain", "own statistics at prediction"),
-    ("plain", "other weighting"),
-]
-
-
-@pytest.mark.parametrize(("case", "twist"), TWISTS)
-def test_a_mistake_in_one_term_is_seen(case, twist):
-    given, _ = golden_problem("plain", COHORTS)
-    found = differences(library(case, "plain", "batched"), equations(case, "plain", twist), given.y_test)
-    assert max(found.values()) > 1e-5, found
-    if "predict" in twist:
-        assert max(found["server"], found["uploads"]) < 1e-8
+pytestmark = pytest.mark.xdist_group("fedlda")
 
 
 # --- the penalty ----------------------------------------------------------------------------------------------
@@ -96,8 +29,8 @@ def rows(n=9):
 @pytest.mark.parametrize("centre", ["batch", "class", "global"])
 def test_the_penalty_and_its_gradient(centre):
     z, y, mu = rows()
-    value, slope = five.penalty(z, y, mu, centre)
-    by_difference = approx_fprime(z.ravel(), lambda v: five.penalty(v.reshape(z.shape), y, mu, centre)[0], 1e-7)
+    value, slope = penalty(z, y, mu, centre)
+    by_difference = approx_fprime(z.ravel(), lambda v: penalty(v.reshape(z.shape), y, mu, centre)[0], 1e-7)
     assert np.abs(slope.ravel() - by_difference).max() < 1e-5
     x = torch.from_numpy(np.concatenate([z, 1e3 * np.ones((2, 5))])).requires_grad_()  # two rows of padding
     mask = torch.tensor([1.0] * 9 + [0.0] * 2, dtype=torch.float64)
@@ -144,29 +77,28 @@ def test_healthy_clients_do_not_notice_odd_ones(case, backend):
 
 
 def test_the_bytes_of_an_upload():
-    played = library("plain", "plain", "loop")
+    ran = library("fedlda", "plain", "loop")
     body = sum(v.numel() for v in task().body(start()).values())
-    for up in played.uploads[0].values():
-        assert tree.nbytes(up) == 4 * (body + 3 * 5 + 15) == tree.nbytes(played.server[0])
+    for up in ran.uploads[0].values():
+        assert tree.nbytes(up) == 4 * (body + 3 * 5 + 15) == tree.nbytes(ran.server[0])
 
 
 def test_the_first_state():
-    first = library("plain", "plain", "loop").first
+    first = library("fedlda", "plain", "loop").first
     assert torch.equal(gaussian.unpack(first["cov"], 5), torch.eye(5, dtype=torch.float64))
     assert first["mean"].abs().max() <= 0.1 and first["mean"].min() < -0.02 and first["mean"].max() > 0.02
 
 
 def test_a_client_owns_nothing_but_its_prior():
     """Weights are the same for all; biases differ by the logarithms of the clients' own class shares."""
-    played = library("plain", "plain", "loop")
-    clients, down = played.clients, FedLDA().broadcast(played.server[-1])
-    models = clients.personal(3, range(5), down, {})
+    ran = library("fedlda", "plain", "loop")
+    models = ran.personal[-1]
     assert all(torch.equal(m["weight"], models[0]["weight"]) for m in models)
-    for k in range(5):
-        y = pool().y[pool().train.client(k)].numpy()
-        want = five.log_prior(y, 3, 1e-4) - five.log_prior(pool().y[pool().train.client(0)].numpy(), 3, 1e-4)
+    labels = [data().y[data().train.client(k)].numpy() for k in EVERYONE]
+    for k in EVERYONE:
+        want = log_prior(labels[k], 3, 1e-4) - log_prior(labels[0], 3, 1e-4)
         assert np.abs((models[k]["bias"] - models[0]["bias"]).numpy() - want).max() < 1e-12
-    assert all(played.states[-1][k] == {} for k in played.states[-1])
+    assert all(ran.states[-1][k] == {} for k in ran.states[-1])
 
 
 SWITCHES = [{"centre": "class", "ridge": 0.0}, {"centre": "global", "local_centre": "local"}, {"lam": 0.0}]

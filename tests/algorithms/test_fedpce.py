@@ -1,147 +1,52 @@
-"""FedPCE against its equations in NumPy, on the paper's network, and with awkward clients."""
+"""FedPCE: the paper's network, what trains and what travels, its three cosines, and awkward clients."""
 
 import functools
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import pytest
 import torch
-from golden import five
-from method_runs import (
-    BACKENDS,
-    COHORTS,
-    PRECISIONS,
-    differences,
-    everything_finite,
-    golden_problem,
-    healthy_gap,
-    numpy,
-    play,
-)
+from awkward_runs import PRECISIONS, everything_finite, healthy_gap
+from golden import fedpce
+from golden.common import NORM, loss_sum
+from golden_runs import first, library, method_of, problem
+from golden_runs import start as golden_start
+from golden_runs import task as golden_task
 from scipy.optimize import approx_fprime
-from test_golden import CLASSES, HIDDEN, INPUTS, Net, pool, start, task
-from torch import nn
+from toy import BACKENDS, data, start, task, train
 
 from bespoke.algorithms.fedpce import FedPCE, generate
 from bespoke.contract import CHECKS, Subject
 from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import Training
-from bespoke.core.task import Task
 from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
 
-SIZE = 3
+pytestmark = pytest.mark.xdist_group("fedpce")
+METHOD = method_of("fedpce")
 
 
-class NormNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.norm, self.head = nn.Linear(INPUTS, HIDDEN), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, CLASSES)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.norm(self.body(x))))
-
-
-@functools.cache
-def norm_task():
-    return Task(NormNet, "head", CLASSES, dtype=torch.float64)
-
-
-@functools.cache
 def norm_start():
-    """The golden weights, and norm leaves that are not 1 and 0."""
-    draw = torch.Generator().manual_seed(0)
-    leaves = {n: torch.randn(HIDDEN, generator=draw, dtype=torch.float64) for n in five.NORM}
-    both = start() | {"norm.weight": 1.0 + 0.3 * leaves["norm.weight"], "norm.bias": 0.3 * leaves["norm.bias"]}
-    return {n: both[n] for n in norm_task().body_names + norm_task().head_names}
-
-
-RATES = {"mlp": (0.3, 0.01), "embedding": (0.5, 0.02), "new": (0.4, 0.1)}
-FIELDS = {"mlp_lr": 0.3, "mlp_lr_final": 0.01, "embedding_lr": 0.5, "embedding_lr_final": 0.02}
-METHOD = FedPCE(size=SIZE, hidden=4, **FIELDS, new_lr=0.4, new_lr_final=0.1)
-ADAM = {"optimizer": "adam", "keep_optimizer": True, "beta1": 0.5, "beta2": 0.9}
-CASES = {  # settings of training, and rounds of adaptation
-    "plain": ({}, 1),
-    "momentum": ({}, 2),
-    "adam": (ADAM, 3),
-}
-VARIANT = {"plain": "plain", "momentum": "momentum", "adam": "momentum"}
-
-
-def settings(case):
-    changes, rounds = CASES[case]
-    given, training = golden_problem(VARIANT[case], COHORTS, lr=0.2, schedule="cosine", lr_final=0.05, **changes)
-    return given, training, rounds
-
-
-@functools.cache
-def library(case, backend):
-    _, training, rounds = settings(case)
-    return play(METHOD, norm_task(), norm_start(), pool(), training, COHORTS, backend, adapt_rounds=rounds)
-
-
-@functools.cache
-def equations(case, twist=""):
-    given, _, rounds = settings(case)
-    leaves = {n: norm_start()[n].numpy() for n in five.NORM}
-    return five.fedpce(
-        given,
-        numpy(library(case, "loop").first),
-        leaves,
-        SIZE,
-        {"model": (0.2, 0.05), **RATES},
-        len(COHORTS),
-        adam=(0.5, 0.9) if case == "adam" else None,
-        adapt_rounds=rounds,
-        twist=twist,
-    )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES)
-def test_the_library_follows_the_equations(case, backend):
-    found = differences(library(case, backend), equations(case), settings(case)[0].y_test)
-    assert max(found.values()) < 1e-8, found
-
-
-TWISTS = [
-    ("plain", "one rate for all"),
-    ("plain", "no schedule"),
-    ("plain", "embeddings averaged"),
-    ("plain", "embeddings start at zero"),
-    ("plain", "embedding frozen"),
-    ("plain", "leaves without their start"),
-    ("plain", "other weighting"),
-    ("plain", "unseen unfitted"),
-    ("adam", "moments start afresh"),
-    ("adam", "no schedule"),
-]
-
-
-@pytest.mark.parametrize(("case", "twist"), TWISTS)
-def test_a_mistake_in_one_term_is_seen(case, twist):
-    found = differences(library(case, "batched"), equations(case, twist), settings(case)[0].y_test)
-    assert max(found["server"], found["states"], found["views"]) > 1e-5, found
-    if twist.startswith("unseen"):
-        assert max(found["server"], found["states"]) < 1e-8
+    """The golden weights of the net with a layer norm."""
+    return tree.map(torch.from_numpy, golden_start("layer"))
 
 
 def test_the_gradient_derived_by_hand():
-    given, _, _ = settings("plain")
-    first = numpy(library("plain", "loop").first)
-    leaves = {n: norm_start()[n].numpy() for n in five.NORM}
+    given, leaves = problem("plain"), {n: golden_start("layer")[n] for n in NORM}
     v, x, y = np.array([0.4, -0.3, 0.9]), given.x[1], given.y[1]
-    parts = five.flat(first | {"embedding": v})
+    parts = fedpce.flat(first("fedpce", "plain", "full") | {"embedding": v})
     parts = {n: p + 0.3 * np.random.default_rng(0).normal(size=p.shape) for n, p in parts.items()}
 
     def loss(flat):
         pieces = np.split(flat, np.cumsum([p.size for p in parts.values()])[:-1])
-        now = five.nested({n: a.reshape(p.shape) for (n, p), a in zip(parts.items(), pieces, strict=True)})
-        out = five.normed(now["model"], five.generated(now["mlp"], now["embedding"], leaves)[0], x)[0]
-        top = out.max(axis=1)
-        return (np.log(np.exp(out - top[:, None]).sum(axis=1)) + top - out[np.arange(len(y)), y]).mean()
+        now = fedpce.nested({n: a.reshape(p.shape) for (n, p), a in zip(parts.items(), pieces, strict=True)})
+        out = fedpce.normed(now["model"], fedpce.generated(now["mlp"], now["embedding"], leaves)[0], x)[0]
+        return loss_sum(out, y) / len(y)
 
-    now = five.nested(parts)
-    mine = five.flat(five.fedpce_gradient(now["model"], now["mlp"], now["embedding"], leaves, x, y))
+    now = fedpce.nested(parts)
+    mine = fedpce.flat(fedpce.fedpce_gradient(now["model"], now["mlp"], now["embedding"], leaves, x, y))
     slope = approx_fprime(np.concatenate([p.ravel() for p in parts.values()]), loss, 1e-7)
     assert np.abs(np.concatenate([mine[n].ravel() for n in parts]) - slope).max() < 1e-5
     assert np.abs(mine["embedding"]).max() > 1e-3
@@ -199,7 +104,7 @@ def test_an_embedding_reaches_every_norm_layer():
 
 
 def test_embeddings_start_at_unit_vectors():
-    made, params = norm_task(), norm_start()
+    made, params = golden_task("layer"), norm_start()
     for client in (0, 2, 31, 32, 500, -1):
         found = FedPCE().client_init(made, params, torch.tensor(client))["embedding"]
         want = torch.zeros(32, dtype=torch.float64)
@@ -213,8 +118,8 @@ def test_embeddings_start_at_unit_vectors():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_new_client_trains_its_embedding_alone(backend):
-    played = library("momentum", backend)
-    clients, down = played.clients, METHOD.broadcast(played.server[-1])
+    ran = library("fedpce/momentum", "momentum", backend)
+    clients, down = ran.federation.clients, METHOD.broadcast(ran.server[-1])
     before = tree.flatten(tree.map(torch.clone, down))
     personal = clients.personal(3, [4], down, {})[0]
     assert all(torch.equal(before[n], v) for n, v in tree.flatten(down).items())
@@ -228,19 +133,19 @@ def test_a_new_client_trains_its_embedding_alone(backend):
 
     out = clients.probe(watch, [4], down, {})
     assert seen[0] == {"embedding", "start"}
-    assert all(torch.equal(out["start"][n][0], norm_start()[n]) for n in five.NORM)
-    assert out["embedding"].shape == (1, SIZE) and out["embedding"].abs().max() > 1e-4
-    changed = {n for n in five.NORM if not torch.equal(personal[n], norm_start()[n])}
-    assert changed == set(five.NORM)
+    assert all(torch.equal(out["start"][n][0], norm_start()[n]) for n in NORM)
+    assert out["embedding"].shape == (1, METHOD.size) and out["embedding"].abs().max() > 1e-4
+    changed = {n for n in NORM if not torch.equal(personal[n], norm_start()[n])}
+    assert changed == set(NORM)
 
 
 def test_embeddings_stay_where_they_are():
     for backend in BACKENDS:
-        for round in library("plain", backend).uploads:
+        for round in library("fedpce", "plain", backend).uploads:
             for up in round.values():
                 assert up.keys() == {"model", "mlp"}
                 assert not any("embedding" in name or "start" in name for name in tree.flatten(up))
-    states = library("plain", "loop").states[-1]
+    states = library("fedpce", "plain", "loop").states[-1]
     assert len({tuple(s["embedding"].tolist()) for s in states.values()}) == len(states)
 
 
@@ -248,45 +153,53 @@ def test_a_model_without_norm_layers_is_refused():
     with pytest.raises(UserError, match="normalisation layers, and the model has none") as refusal:
         FedPCE().server_init(task(), start(), 3, rng.key(0))
     assert "\n" not in str(refusal.value)
-    assert isinstance(task(), Task) and Net is not NormNet
 
 
 # --- three cosines --------------------------------------------------------------------------------------------
 
+RATES = {"model": (1e-4, 1e-6), "mlp": (1e-2, 1e-6), "embedding": (0.1, 1e-4)}
+
+
+def slope_of_one(params, batch):
+    return sum(branch["p"].sum() for branch in params.values())
+
+
+@final
+@dataclass(frozen=True)
+class OneStep(Algorithm):
+    """Sends how far a parameter of each group moves in one step with a slope of 1 everywhere: by its rate."""
+
+    def client_update(self, local, state, down):
+        params = {name: {"p": torch.zeros(2, dtype=torch.float64)} for name in RATES}
+        return state, local.sgd(slope_of_one, params, lr=RATES)
+
+    def personalize(self, local, state, down):
+        return {}
+
+
+def rates(backend, round, **settings):
+    """The rates of a round, by group."""
+    training = Training(steps=1, batch=64, lr=1e-4, lr_final=1e-6, **settings)
+    clients = BACKENDS[backend](OneStep(), golden_task("layer"), norm_start(), data(), training, 0)
+    moved = train(clients, round, [0, 1], {}, {}).uploads.tree
+    assert all((moved[name]["p"] == moved[name]["p"][0, 0]).all() for name in RATES)
+    return {name: -moved[name]["p"][0, 0].item() for name in RATES}
+
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 def test_each_group_follows_its_own_cosine(schedule):
-    """With a slope of 1 everywhere and one step, a parameter moves by its rate."""
-    rounds, rates = 7, {"model": (1e-4, 1e-6), "mlp": (1e-2, 1e-6), "embedding": (0.1, 1e-4)}
-    training = Training(rounds=rounds, steps=1, batch=64, lr=1e-4, lr_final=1e-6, schedule=schedule)
-    params = {name: {"p": torch.zeros(2, dtype=torch.float64)} for name in rates}
-
-    def loss(params, batch):
-        return sum(branch["p"].sum() for branch in params.values())
-
     for backend in BACKENDS:
-        clients = BACKENDS[backend](METHOD, norm_task(), norm_start(), pool(), training, 0)
-        for round in range(1, rounds + 1):
-
-            def work(local, state, down, round=round):
-                factor = training.lr_factor(round)
-                local.lr = torch.full_like(local.lr, training.lr * factor)
-                return local.sgd(loss, params, lr=rates)
-
-            moved = clients.probe(work, [0, 1], {}, {})
-            for name, (first, last) in rates.items():
-                want = five.cosine(first, last, round, rounds) if schedule == "cosine" else first
-                assert (moved[name]["p"] + want).abs().max() < 1e-12 * first, (name, round)
+        for round in range(1, 8):
+            found = rates(backend, round, rounds=7, schedule=schedule)
+            for name, (begin, end) in RATES.items():
+                want = fedpce.cosine(begin, end, round, 7) if schedule == "cosine" else begin
+                assert abs(found[name] - want) < 1e-12 * begin, (name, round)
 
 
 def test_the_first_and_the_last_round_of_the_schedule():
-    training = Training(rounds=1000, lr=1e-4, lr_final=1e-6, schedule="cosine")
-    clients = BACKENDS["loop"](METHOD, norm_task(), norm_start(), pool(), training, 0)
-    data = clients.data(pool().train.client(0), torch.tensor(5), {})
     for round, want in ((1, (1e-4, 1e-2, 0.1)), (501, (5.05e-5, 5.0005e-3, 0.05005)), (1001, (1e-6, 1e-6, 1e-4))):
-        desk = clients.desk(clients.clock(round), data, rng.key(0), {}, 5, 5)
-        found = [desk._rates({}, pair) for pair in ((1e-4, 1e-6), (1e-2, 1e-6), (0.1, 1e-4))]
-        assert found == pytest.approx(want, rel=1e-9)
+        found = rates("loop", round, rounds=1000, schedule="cosine")
+        assert list(found.values()) == pytest.approx(want, rel=1e-9)
 
 
 # --- edge cases and switches ----------------------------------------------------------------------------------

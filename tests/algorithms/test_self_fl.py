@@ -1,13 +1,11 @@
-"""Self-FL against its equations in NumPy, in a world where its closed forms hold, and with awkward clients."""
-
-import functools
+"""Self-FL: the steps it sets, a world where its closed forms hold, adaptation, and awkward clients."""
 
 import numpy as np
 import pytest
 import torch
-from golden import five
-from method_runs import BACKENDS, PRECISIONS, differences, everything_finite, golden_problem, healthy_gap, numpy, play
-from test_golden import POPULATION, Net, pool, start, task
+from awkward_runs import PRECISIONS, everything_finite, healthy_gap
+from golden_runs import federation, library, method_of, run, training
+from toy import BACKENDS, POPULATION, data_of, start, task, train
 
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.contract import CHECKS, Subject
@@ -15,81 +13,19 @@ from bespoke.core import tree
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 
-COHORTS = [[0, 1, 2], [0, 1], [1, 2, 0], [0], [2, 1, 0], [1, 0]]  # client 3 never takes part, and client 4 is new
-STEPS = {"max_steps": 12, "default_steps": 5}
-CASES = {
-    "plain": ({}, 0.1),
-    "sum": ({"steps_rule": "sum"}, 0.4),
-    "n-1": ({"variance": "n-1"}, 0.1),
-    "start alone": ({"steps_rule": "fixed", "own_weight": False}, 0.1),
-    "steps alone": ({"own_start": False, "own_weight": False}, 0.1),
-    "weights alone": ({"own_start": False, "steps_rule": "fixed"}, 0.1),
-    "warm": ({"warm_rounds": 2}, 0.1),
-}
-
-
-@functools.cache
-def library(case, variant, backend):
-    fields, lr = CASES[case]
-    _, training = golden_problem(variant, COHORTS, lr=lr)
-    return play(SelfFL(**STEPS, **fields), task(), start(), pool(), training, COHORTS, backend)
-
-
-@functools.cache
-def equations(case, variant, twist=""):
-    fields, lr = CASES[case]
-    given, _ = golden_problem(variant, COHORTS, lr=lr)
-    return five.self_fl(given, **STEPS, **fields, twist=twist)
-
-
-def compared(case, variant, backend, twist=""):
-    given, _ = golden_problem(variant, COHORTS)
-    return differences(library(case, variant, backend), equations(case, variant, twist), given.y_test)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", ["plain", "momentum"])
-@pytest.mark.parametrize("case", CASES)
-def test_the_library_follows_the_equations(case, variant, backend):
-    found = compared(case, variant, backend)
-    assert max(found.values()) < 1e-8, found
-
-
-TWISTS = [
-    ("plain", "only those heard of"),
-    ("plain", "own part stays"),
-    ("start alone", "own part stays"),
-    ("plain", "other steps rule"),
-    ("steps alone", "other steps rule"),
-    ("plain", "reports the variance from before"),
-    ("plain", "other variance"),
-    ("n-1", "other variance"),
-    ("plain", "old variance between clients"),
-    ("weights alone", "old variance between clients"),
-    ("plain", "rows for weights"),
-    ("weights alone", "rows for weights"),
-    ("plain", "no smoothing"),
-    ("warm", "warm rounds count"),
-    ("plain", "unseen untrained"),
-]
-
-
-@pytest.mark.parametrize(("case", "twist"), TWISTS)
-def test_a_mistake_in_one_term_is_seen(case, twist):
-    found = compared(case, "momentum", "batched", twist)
-    assert max(found["server"], found["states"], found["views"]) > 1e-5, found
-    if twist.startswith("unseen"):
-        assert max(found["server"], found["states"]) < 1e-8
+pytestmark = pytest.mark.xdist_group("self_fl")
+METHOD = method_of("self_fl")
 
 
 def test_the_rules_set_steps_of_many_lengths():
     def steps(case):
         return [row["steps"] for round in library(case, "momentum", "loop").logged for row in round.values()]
 
-    assert len(set(steps("plain"))) > 5 and max(steps("plain")) == 12 and min(steps("plain")) < 5
-    assert {1, 2} <= set(steps("sum"))
-    assert set(steps("start alone")) == {5}
-    assert steps("warm")[:5] == [5] * 5  # the two warm rounds
+    plain = steps("self_fl")
+    assert len(set(plain)) > 5 and max(plain) == 12 and min(plain) < 5
+    assert {1, 2} <= set(steps("self_fl/sum"))
+    assert set(steps("self_fl/start alone")) == {5}
+    assert steps("self_fl/warm")[:5] == [5] * 5  # the two warm rounds
 
 
 # --- the leave-one-out start ----------------------------------------------------------------------------------
@@ -105,18 +41,17 @@ class Still(Task):
 def test_with_everyone_there_the_start_is_the_mean_of_the_others():
     """Three rounds of training for a history; then a round that goes nowhere shows where each client starts."""
     everyone = list(range(POPULATION))
-    _, training = golden_problem("plain", [everyone] * 3, lr=0.1)
-    method = SelfFL(**STEPS)
-    played = play(method, task(), start(), pool(), training, [everyone] * 3, "loop", inspect=False)
-    server = played.server[-1]
-    clients = BACKENDS["loop"](method, Still(Net, "head", 3, dtype=torch.float64), start(), pool(), training, 0)
-    for client, state in played.states[-1].items():
-        clients.store.put([client], tree.stack([{"state": state, "moments": {}}]))
-    begun = clients.train(4, everyone, method.broadcast(server), {}).uploads.tree["theta"]
+    settings = training("plain", lr=0.1)
+    ran = run(METHOD, settings, "loop", cohorts=[everyone] * 3, inspect=False)
+    server = ran.server[-1]
+    fed = federation(METHOD, settings, "loop", task=task(Still))
+    for client, state in ran.states[-1].items():
+        fed.clients.store.put([client], tree.stack([{"state": state, "moments": {}}]))
+    begun = train(fed.clients, 4, everyone, *fed.down(server, everyone)).uploads.tree["theta"]
     weights = 1.0 / (server["sigma0"] + server["sigma"])
     for k in everyone:
         others = [m for m in everyone if m != k]
-        rest = tree.stack([played.states[-1][m]["theta"] for m in others])
+        rest = tree.stack([ran.states[-1][m]["theta"] for m in others])
         want = tree.mean(rest, weights[others])
         for name, value in begun.items():
             assert (value[k] - want[name]).abs().max() < 1e-12
@@ -144,17 +79,12 @@ def test_a_round_of_the_method_in_the_gaussian_world(backend):
     draw, count, s, sigma0, wanted = np.random.default_rng(1), 4, 0.5, 0.8, 3
     z = draw.normal(size=(count, 3))
     x = torch.from_numpy(np.repeat(np.concatenate([z, np.full((count, 1), s)], axis=1), 2, axis=0))
-    data = pool()
-    rows = type(data.train).of([[2 * k, 2 * k + 1] for k in range(count)])
-    world = type(data)(
-        x, torch.zeros(8, dtype=torch.int64), rows, rows, type(rows).of([[]] * count), 3, count, data.names
-    )
+    data = data_of(x, torch.zeros(8, dtype=torch.int64), [[2 * k, 2 * k + 1] for k in range(count)])
     weight = 1.0 / (sigma0 + s)
     others = (count - 1) * weight
     a = others / (1.0 / s + others)
-    training = Training(rounds=1, batch=8, lr=s * (1.0 - a ** (1.0 / wanted)))
-    made = Quadratic(Net, "head", 3, dtype=torch.float64)
-    clients = BACKENDS[backend](SelfFL(steps_rule="sum"), made, start(), world, training, 0)
+    settings = Training(rounds=1, batch=8, lr=s * (1.0 - a ** (1.0 / wanted)))
+    clients = BACKENDS[backend](SelfFL(steps_rule="sum"), task(Quadratic), start(), data, settings, 0)
     zero = {n: torch.zeros_like(v) for n, v in start().items()}
     one = torch.tensor(1.0, dtype=torch.float64)
     for k in range(count):  # each client has seen its z with the variance s
@@ -163,7 +93,7 @@ def test_a_round_of_the_method_in_the_gaussian_world(backend):
         clients.store.put([k], tree.stack([{"state": {"theta": theta, "history": history}, "moments": {}}]))
     common = zero | {"head.bias": torch.from_numpy(z.mean(axis=0))}
     down = {"model": common, "sigma0": sigma0 * one, "total": count * weight * one}
-    trained = clients.train(1, list(range(count)), down, {})
+    trained = train(clients, 1, list(range(count)), down, {})
     assert trained.logged["steps"] == [wanted] * count
     found = trained.uploads.tree["theta"]["head.bias"].numpy()
     begin = np.stack([np.delete(z, k, axis=0).mean(axis=0) for k in range(count)])
@@ -176,14 +106,12 @@ def test_a_round_of_the_method_in_the_gaussian_world(backend):
 
 def test_adaptation_goes_on_from_round_to_round():
     """Two rounds of five steps are ten steps from the global model (full batches: order does not matter)."""
-    server = library("plain", "plain", "loop").server[-1]
-    method = SelfFL(**STEPS)
-    _, training = golden_problem("plain", COHORTS, lr=0.1)
+    server = library("self_fl", "plain", "loop").server[-1]
 
     def personal(steps, rounds):
         made = SelfFL(max_steps=12, default_steps=steps)
-        clients = BACKENDS["loop"](made, task(), start(), pool(), training, 0, adapt_rounds=rounds)
-        return clients.personal(1, [4], method.broadcast(server), {})[0]
+        fed = federation(made, training("plain", lr=0.1), "loop", adapt_rounds=rounds)
+        return fed.clients.personal(1, [4], *fed.down(server, [4]))[0]
 
     twice, long, once = personal(5, 2), personal(10, 1), personal(5, 1)
     for name in start():
@@ -193,11 +121,11 @@ def test_adaptation_goes_on_from_round_to_round():
 
 
 def test_the_bytes_of_a_round():
-    played = library("plain", "plain", "loop")
+    ran = library("self_fl", "plain", "loop")
     model = tree.nbytes(start())
-    assert all(tree.nbytes(up) == model + 8 for round in played.uploads for up in round.values())
-    assert tree.nbytes(SelfFL().broadcast(played.server[-1])) == model + 8
-    assert all(up.keys() == {"theta", "sigma", "known"} for round in played.uploads for up in round.values())
+    assert all(tree.nbytes(up) == model + 8 for round in ran.uploads for up in round.values())
+    assert tree.nbytes(SelfFL().broadcast(ran.server[-1])) == model + 8
+    assert all(up.keys() == {"theta", "sigma", "known"} for round in ran.uploads for up in round.values())
 
 
 AWKWARD = {
@@ -220,15 +148,14 @@ def test_healthy_clients_do_not_notice_odd_ones(case, backend):
 
 def test_equal_results_do_not_make_a_client_certain():
     """A client whose model never moves has the least variance to speak of, and finite weights."""
-    training = Training(rounds=4, epochs=1, batch=8, lr=0.1)
-    made = Still(Net, "head", 3, dtype=torch.float64)
-    played = play(SelfFL(**STEPS), made, start(), pool(), training, [[0, 1]] * 4, "batched", inspect=False)
+    settings = Training(rounds=4, epochs=1, batch=8, lr=0.1)
+    ran = run(METHOD, settings, "batched", task=task(Still), cohorts=[[0, 1]] * 4, inspect=False)
     size = sum(v.numel() for v in start().values())
     least = 1e-12 * (1.0 + float(tree.sq_norm(start())) / size)
-    assert played.uploads[-1][0]["sigma"].item() == pytest.approx(least, rel=1e-9)
-    for name, value in played.server[-1]["model"].items():
+    assert ran.uploads[-1][0]["sigma"].item() == pytest.approx(least, rel=1e-9)
+    for name, value in ran.server[-1]["model"].items():
         assert (value - start()[name]).abs().max() < 1e-12
-    assert numpy(played.server[-1])["sigma0"] < 1e-20
+    assert ran.server[-1]["sigma0"] < 1e-20
 
 
 SWITCHES = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from golden import five
+from golden import gaussians, pfedvmp
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.func import vmap
 
@@ -101,17 +101,17 @@ def test_means_covariance_and_prior_against_numpy(n, absent, extra):
     x, member = members(z, y, extra)
     _, label, mask = padded(z, y, extra)
     stats = gaussian.estimate(x, member, tensor(fallback), ridge=0.25)
-    mean = five.class_means(z, y, fallback)
+    mean = gaussians.class_means(z, y, fallback)
     assert np.abs(stats.mean.numpy() - mean).max() < 1e-12
-    assert np.abs(stats.cov.numpy() - five.covariance(z, y, mean, 0.25)).max() < 1e-11
+    assert np.abs(stats.cov.numpy() - gaussians.covariance(z, y, mean, 0.25)).max() < 1e-11
     other = np.random.default_rng(8).normal(size=(4, 6))
     around = gaussian.tied_covariance(x, member, tensor(other), ridge=0.0).numpy()
-    assert np.abs(around - five.covariance(z, y, other, 0.0)).max() < 1e-11
+    assert np.abs(around - gaussians.covariance(z, y, other, 0.0)).max() < 1e-11
     for c in absent:
         assert np.array_equal(stats.mean[c].numpy(), fallback[c])
     for smooth in (1e-4, 0.3):
         found = gaussian.prior(label, mask, 4, smooth).log().numpy()
-        assert np.abs(found - five.log_prior(y, 4, smooth)).max() < 1e-12
+        assert np.abs(found - gaussians.log_prior(y, 4, smooth)).max() < 1e-12
     assert np.isfinite(found).all()
 
 
@@ -143,7 +143,7 @@ def test_packing_is_exact(d):
     packed = gaussian.pack(cov)
     assert packed.shape == (3, 2, d * (d + 1) // 2)
     assert torch.equal(gaussian.unpack(packed, d), cov)
-    assert np.array_equal(packed[1, 1].numpy(), five.pack(cov[1, 1].numpy()))
+    assert np.array_equal(packed[1, 1].numpy(), gaussians.pack(cov[1, 1].numpy()))
 
 
 # --- repair ---------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_repair_equals_the_clipping_rule(seed):
     cov = indefinite(seed)
     assert np.linalg.eigvalsh(cov).min() < -0.1
     found = gaussian.repair(tensor(cov)).numpy()
-    assert np.abs(found - five.repaired(cov)).max() < 1e-10
+    assert np.abs(found - gaussians.repaired(cov)).max() < 1e-10
     assert np.abs(np.diag(found) - np.diag(cov)).max() < 1e-12  # the same variances
     assert np.linalg.eigvalsh(found).min() > -1e-12 * np.trace(cov)
 
@@ -174,7 +174,7 @@ def test_repair_of_many_at_once_and_of_few_rows():
     few = np.cov(rows.T)
     sound = np.cov(draw.normal(size=(40, 9)).T)
     both = gaussian.repair(tensor(np.stack([few, sound]))).numpy()
-    assert np.abs(both[0] - five.repaired(few)).max() < 1e-10
+    assert np.abs(both[0] - gaussians.repaired(few)).max() < 1e-10
     assert np.linalg.eigvalsh(both[0]).min() > -1e-14
     assert np.array_equal(both[1], sound)  # already positive definite: untouched to the bit
 
@@ -185,7 +185,7 @@ def test_repair_leaves_a_dead_feature_alone():
     found = gaussian.repair(tensor(cov)).numpy()
     assert np.isfinite(found).all()
     assert np.abs(found - cov).max() < 1e-12
-    assert np.abs(found - five.repaired(cov)).max() < 1e-12
+    assert np.abs(found - gaussians.repaired(cov)).max() < 1e-12
 
 
 # --- precisions of classes ------------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ def test_small_variances_are_cut_smoothly(d, cut):
     z = 2.0 + draw.normal(size=(len(y), d)) * np.logspace(0, -4, d)
     x, member = members(z, y, extra=4)
     found = gaussian.class_precisions(x, member, 1.0, cut).numpy()
-    want = five.precisions(z, y, 4, 1.0, cut)
+    want = pfedvmp.precisions(z, y, 4, 1.0, cut)
     assert np.abs(found - want).max() < 1e-9 * np.abs(want).max()
     assert np.array_equal(found[2], np.zeros((d, d)))  # without rows nothing is known
-    loose = five.precisions(z, y, 4, 1.0, 1e-12)
+    loose = pfedvmp.precisions(z, y, 4, 1.0, 1e-12)
     assert np.abs(found - loose).max() > 1e-3 * np.abs(loose).max()
 
 
@@ -332,7 +332,7 @@ def written(mean, precision, counts, alpha, dtype):
             values, vectors = np.linalg.eigh(precision[c] - alpha * np.eye(d))
             parts += [np.append(vectors[:, d - 1 - i], values[d - 1 - i]) for i in range(int(rows) - 1)]
         else:
-            parts.append(five.pack(precision[c]))
+            parts.append(gaussians.pack(precision[c]))
     return np.concatenate(parts).astype(dtype).tobytes()
 
 
@@ -355,7 +355,7 @@ def read(message, counts, d, alpha, dtype):
                 column, value = np.split(take(d + 1), [d])
                 precision[c] += value * np.outer(column, column)
         else:
-            precision[c] = five.unpack(take(d * (d + 1) // 2), d)
+            precision[c] = gaussians.unpack(take(d * (d + 1) // 2), d)
     assert not numbers
     return mean, precision
 

@@ -5,7 +5,8 @@ import functools
 import numpy as np
 import pytest
 import torch
-from golden import five
+from golden import pfedfda
+from golden.gaussians import class_means, covariance, log_prior
 from scipy.optimize import minimize
 from torch.func import vmap
 
@@ -37,9 +38,9 @@ def draw_problem(seed, d=None, n=None):
     folds = []
     for k in range(2):
         rest = part != k
-        mu = five.class_means(z[rest], y[rest], centres)
-        folds.append((mu, five.covariance(z[rest], y[rest], mu, ridge), part == k))
-    return folds, (centres, shared_cov), z, y, five.log_prior(y, classes, 1e-4)
+        mu = class_means(z[rest], y[rest], centres)
+        folds.append((mu, covariance(z[rest], y[rest], mu, ridge), part == k))
+    return folds, (centres, shared_cov), z, y, log_prior(y, classes, 1e-4)
 
 
 def in_torch(problem):
@@ -53,7 +54,7 @@ def found(problem, two=False):
 
 
 def loss_of(problem):
-    return five.validation_loss(*problem, AMOUNT)
+    return pfedfda.validation_loss(*problem, AMOUNT)
 
 
 # --- one beta -------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def best_single(seed):
         minimize(
             lambda b: loss(b[0], b[0]),
             [start],
-            jac=lambda b: np.array([five.complex_slope(loss, (b[0], b[0]), (1.0, 1.0))]),
+            jac=lambda b: np.array([pfedfda.complex_slope(loss, (b[0], b[0]), (1.0, 1.0))]),
             method="L-BFGS-B",
             bounds=[(0.0, 1.0)],
             options={"ftol": 1e-15, "gtol": 1e-10},
@@ -103,7 +104,7 @@ def test_the_problems_have_optima_inside_and_at_both_ends():
 def test_the_search_equals_its_transcription():
     for seed in range(20):
         problem = draw_problem(seed)
-        assert np.abs(found(problem) - five.search(loss_of(problem), two=False)).max() < 1e-12, seed
+        assert np.abs(found(problem) - pfedfda.search(loss_of(problem), two=False)).max() < 1e-12, seed
 
 
 # --- objective and derivative ---------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def test_objective_and_derivative(seed):
     assert np.abs(values.numpy() - [loss(a, b) for a, b in pairs]).max() < 1e-10
     for along in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
         slopes = made.slope(points, tensor(along).expand(4, 2)).numpy()
-        exact = np.array([five.complex_slope(loss, p, along) for p in pairs])
+        exact = np.array([pfedfda.complex_slope(loss, p, along) for p in pairs])
         assert np.abs(slopes - exact).max() < 1e-9 * max(1.0, np.abs(exact).max())
         h = 1e-6
         ahead, behind = (np.array([loss(a + s * along[0], b + s * along[1]) for a, b in pairs]) for s in (h, -h))
@@ -149,9 +150,9 @@ def mild_problem(seed):
     part, folds = draw.permutation(np.arange(n) % 2), []
     for k in range(2):
         rest = part != k
-        mu = five.class_means(z[rest], y[rest], centres)
-        folds.append((mu, five.covariance(z[rest], y[rest], mu, 1.0), part == k))
-    return folds, (centres, shared_cov), z, y, five.log_prior(y, classes, 1e-4)
+        mu = class_means(z[rest], y[rest], centres)
+        folds.append((mu, covariance(z[rest], y[rest], mu, 1.0), part == k))
+    return folds, (centres, shared_cov), z, y, log_prior(y, classes, 1e-4)
 
 
 @functools.cache
@@ -185,7 +186,7 @@ def test_two_betas_are_what_l_bfgs_b_finds(seed):
         minimize(
             lambda b: loss(*b),
             start,
-            jac=lambda b: np.array([five.complex_slope(loss, b, way) for way in np.eye(2)]),
+            jac=lambda b: np.array([pfedfda.complex_slope(loss, b, way) for way in np.eye(2)]),
             method="L-BFGS-B",
             bounds=[(0.0, 1.0)] * 2,
             options={"ftol": 1e-15, "gtol": 1e-10},
@@ -201,7 +202,7 @@ def test_two_betas_are_what_l_bfgs_b_finds(seed):
 def test_the_search_for_two_equals_its_transcription():
     for seed in (0, 1):
         problem = draw_problem(seed)
-        assert np.abs(found(problem, True) - five.search(loss_of(problem), two=True)).max() < 1e-12
+        assert np.abs(found(problem, True) - pfedfda.search(loss_of(problem), two=True)).max() < 1e-12
 
 
 # --- corners --------------------------------------------------------------------------------------------------
@@ -235,9 +236,9 @@ def test_rounding_decides_nothing():
         z = (centres + draw.normal(size=(3, 6)))[y] + draw.normal(size=(24, 6))
         folds = []
         for k in range(2):
-            mu = five.class_means(z[part != k], y[part != k], centres)
-            folds.append((mu, five.covariance(z[part != k], y[part != k], mu, 1.0), part == k))
-        problem = folds, (centres, np.eye(6)), z, y, five.log_prior(y, 3, 1e-4)
+            mu = class_means(z[part != k], y[part != k], centres)
+            folds.append((mu, covariance(z[part != k], y[part != k], mu, 1.0), part == k))
+        problem = folds, (centres, np.eye(6)), z, y, log_prior(y, 3, 1e-4)
         nudged = [(m * (1 + 1e-15 * draw.normal(size=m.shape)), c, out) for m, c, out in folds]
         other = nudged, problem[1], z * (1 + 1e-15 * draw.normal(size=z.shape)), y, problem[4]
         assert np.abs(found(problem) - found(other)).max() < 1e-6, seed

@@ -1,0 +1,54 @@
+"""pFedMe: the proximal point of a quadratic, and ties from none to strong."""
+
+import math
+
+import numpy as np
+import pytest
+import toy
+from golden_runs import SWITCHED, one_round
+from toy import BACKENDS, POPULATION, same_bits
+
+from bespoke.algorithms.pfedme import PFedMe
+from bespoke.contract import CHECKS, Subject
+from bespoke.core import tree
+from bespoke.core.settings import Training
+
+pytestmark = pytest.mark.xdist_group("pfedme")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pfedme_finds_the_proximal_point_of_a_quadratic(backend):
+    lam, rate, received = 0.7, 0.3, {n: v + 0.5 for n, v in toy.start().items()}
+    made, settings = PFedMe(lam=lam, inner_steps=120, inner_lr=0.5), Training(epochs=1, batch=64, lr=rate)
+    trained, states, _ = one_round(made, settings, backend, {"model": received}, task=toy.task(toy.Quadratic))
+    w, up = received["head.bias"].numpy(), trained.uploads.tree["model"]["head.bias"].numpy()
+    for k in range(POPULATION):
+        prox = toy.proximal_point(k, w, lam)
+        assert np.abs(states[k]["personal"]["head.bias"].numpy() - prox).max() < 1e-10
+        # The outer step is the envelope's gradient.
+        assert np.abs(up[k] - (w - rate * lam * (w - prox))).max() < 1e-10
+        assert np.abs(prox - w).max() > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pfedme_with_a_strong_tie_stays_at_w(backend):
+    """And with none, w does not move however far theta goes."""
+    far = {}
+    for lam in (1.0, 100.0, 10_000.0):
+        made = PFedMe(lam=lam, inner_steps=10, inner_lr=0.5 / lam)
+        _, states, _ = one_round(made, Training(epochs=1, batch=64, lr=1e-9), backend)
+        for k in range(POPULATION):
+            gap = math.sqrt(tree.sq_dist(states[k]["personal"], toy.start()))
+            far.setdefault(lam, []).append(gap)
+    for weak, middle, strong in zip(*far.values(), strict=True):
+        assert weak > 20 * middle > 400 * strong > 0
+    trained, states, _ = one_round(PFedMe(lam=0.0), Training(epochs=3, batch=4, lr=0.1), backend)
+    for k in range(POPULATION):
+        sent = tree.map(lambda leaf, k=k: leaf[k], trained.uploads.tree["model"])
+        assert same_bits(sent, toy.start())
+        assert tree.sq_dist(states[k]["personal"], toy.start()) > 1e-3
+
+
+@pytest.mark.parametrize("check", SWITCHED)
+def test_the_contract_holds_for_the_variants_too(check):
+    CHECKS[check](Subject(PFedMe(inner_start="w", beta=1.5, inner_steps=2)))

@@ -1,0 +1,265 @@
+"""What the methods' equations share, in NumPy and SciPy alone, with gradients derived by hand.
+
+The model is ``logits = W2 tanh(W1 x + b1) + b2`` under mean cross entropy; W1, b1 are the body and W2, b2 the head.
+Local passes use full batches unless a method asks for its minibatches, so one epoch is one step and no order matters.
+
+The file of a method, named as its file in ``bespoke/algorithms``, holds
+
+* a function of the same name, ``method(problem, ..., twist="") -> Outcome``. Its arguments are the method's own fields,
+  and what the equations cannot know: the server's first state, random draws, minibatches (``golden_runs.GIVEN`` lists
+  the names);
+* ``CASES``, by name: the settings with which the library is compared;
+* ``MISTAKES``: a ``twist`` replaces one term by a plausible mistake, and the comparison must notice.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import log_softmax, softmax
+
+Params = dict[str, np.ndarray]
+
+BODY = ("body.weight", "body.bias")
+HEAD = ("head.weight", "head.bias")
+ALL = BODY + HEAD
+NORM = ("norm.weight", "norm.bias")
+
+
+# --- what is compared -----------------------------------------------------------------------------------------
+
+# Runs are (variant, backend): which settings of the optimiser, and how the library runs its clients.
+PLAIN = (("plain", "loop"), ("plain", "batched"))
+MOMENTUM = (("momentum", "loop"), ("momentum", "batched"))
+CROSSED = (("plain", "loop"), ("momentum", "batched"))
+
+BOTH = ("plain", "momentum")
+
+COHORTS = [[0, 1, 2], [1], [2, 0]]  # client 3 never takes part, and client 4 is new
+
+# A seed that draws the cohorts [2, 3], [1, 3] and [1, 2, 3]: the first lack a class that client 1 brings, client 0
+# never comes, and client 4 is new.
+LATE_CLASS = 1055
+
+
+@dataclass(frozen=True)
+class Case:
+    """The method's fields, and where its runs differ from those of other cases."""
+
+    fields: dict = field(default_factory=dict)
+    runs: tuple = PLAIN + MOMENTUM
+    epochs: int = 3
+    lr: float | None = None  # None: the variant's
+    training: dict = field(default_factory=dict)  # further settings
+    adapt_rounds: int = 1
+    net: str = "plain"  # or with a norm layer: "group", "layer"
+    seed: int = 31
+    cohorts: list | None = None  # None: drawn
+    tolerance: float = 1e-10
+    noticed: float = 1e-4  # a mistake makes a larger difference
+
+
+class Mistake(NamedTuple):
+    """A twist of a case's equations, to be noticed in one run."""
+
+    case: str
+    twist: str
+    variant: str
+    batches: str  # "full" or "small"
+    late: bool  # in prediction alone: whatever is trained stays right
+
+
+def mistakes(cases, *twists, variants=("plain",), batches="full", late=False):
+    """One mistake for each case (or a single one), variant and twist."""
+    cases = [cases] if isinstance(cases, str) else cases
+    return [Mistake(c, twist, variant, batches, late) for c in cases for variant in variants for twist in twists]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a run depends on; clients from ``population`` on are met in evaluation only."""
+
+    x: list[np.ndarray]
+    y: list[np.ndarray]
+    x_test: list[np.ndarray]
+    y_test: list[np.ndarray]
+    start: Params
+    population: int
+    cohorts: list[list[int]]
+    epochs: int
+    lr: float
+    momentum: float = 0.0
+    decay: float = 0.0
+    weighting: str = "samples"
+
+
+@dataclass
+class Outcome:
+    """By round: the server; by client, uploads, states and logged numbers, and logits of its test rows by view."""
+
+    server: list = field(default_factory=list)
+    states: list = field(default_factory=list)
+    views: list = field(default_factory=list)
+    uploads: list = field(default_factory=list)  # these two where a method's equations say
+    logged: list = field(default_factory=list)
+
+    def keep(self, server, states, views, uploads=None, logged=None):
+        """Note a round."""
+        self.server.append(server)
+        self.states.append(dict(states))
+        self.views.append(views)
+        self.uploads.append(uploads)
+        self.logged.append(logged)
+
+
+# --- the model ------------------------------------------------------------------------------------------------
+
+
+def features(p, x):
+    return np.tanh(x @ p["body.weight"].T + p["body.bias"])
+
+
+def logits(p, x):
+    return features(p, x) @ p["head.weight"].T + p["head.bias"]
+
+
+def loss_sum(scores, y):
+    """The summed cross entropy of logits."""
+    return -log_softmax(scores, axis=1)[np.arange(len(y)), y].sum()
+
+
+def error(scores, y):
+    """Gradient of the mean cross entropy with respect to logits."""
+    e = softmax(scores, axis=1)
+    e[np.arange(len(y)), y] -= 1.0
+    return e / len(y)
+
+
+def body_gradient(p, x, dz):
+    """From the gradient with respect to the features to that of the body."""
+    back = dz * (1.0 - features(p, x) ** 2)
+    return {"body.weight": back.T @ x, "body.bias": back.sum(axis=0)}
+
+
+def gradient(p, x, y):
+    """Of the mean cross entropy, for all four leaves."""
+    z, e = features(p, x), error(logits(p, x), y)
+    return body_gradient(p, x, e @ p["head.weight"]) | {"head.weight": e.T @ z, "head.bias": e.sum(axis=0)}
+
+
+def predictions(problem, models):
+    """Everyone's only view, from everyone's model."""
+    return [{"personal": logits(p, x)} for p, x in zip(models, problem.x_test, strict=True)]
+
+
+# --- trees ----------------------------------------------------------------------------------------------------
+
+
+def some(p, names):
+    return {name: p[name] for name in names}
+
+
+def combine(fn, *trees):
+    """Leaf by leaf."""
+    return {name: fn(*(t[name] for t in trees)) for name in trees[0]}
+
+
+def vector(p):
+    return np.concatenate([p[name].ravel() for name in ALL])
+
+
+# --- the optimiser --------------------------------------------------------------------------------------------
+
+
+def descend(problem, slope, p, steps, trained=ALL, velocity=None, twist=""):
+    """``steps`` of SGD: g = slope(p) + decay p; v = momentum v + g; p = p - lr v for the leaves ``trained``.
+
+    ``velocity`` is v before the first step, by default zero, and is updated in place.
+    """
+    velocity = {} if velocity is None else velocity
+    momentum = 0.0 if twist == "no momentum" else problem.momentum
+    decay = 0.0 if twist == "no weight decay" else problem.decay
+    for _ in range(steps - (twist == "one step less")):
+        for name, g in slope(p).items():
+            velocity[name] = momentum * velocity.get(name, 0.0) + g + decay * p[name]
+        p = p | {name: p[name] - problem.lr * velocity[name] for name in trained}
+    return p
+
+
+def own_slope(problem, client):
+    """The gradient of a client's mean loss, as a function of the parameters."""
+    return lambda p: gradient(p, problem.x[client], problem.y[client])
+
+
+def train(problem, client, p, steps=None, trained=ALL, velocity=None, twist=""):
+    """Local training on a client's own rows."""
+    return descend(problem, own_slope(problem, client), p, steps or problem.epochs, trained, velocity, twist)
+
+
+def train_near(problem, client, p, anchor, strength, steps=None, twist=""):
+    """Local training with strength/2 |p - anchor|^2 added to the loss; ``anchor(p)`` gives the anchor."""
+
+    def slope(p):
+        g = gradient(p, problem.x[client], problem.y[client])
+        return {name: g[name] + strength * (p[name] - anchor(p)[name]) for name in g}
+
+    return descend(problem, slope, p, steps or problem.epochs, twist=twist)
+
+
+def path(problem, slope, p):
+    """The iterates of a local pass, one after each step; momentum runs on."""
+    velocity, iterates = {}, []
+    for _ in range(problem.epochs):
+        p = descend(problem, slope, p, 1, velocity=velocity)
+        iterates.append(p)
+    return iterates
+
+
+def finetuned(problem, w, epochs):
+    """Everyone's view after so many epochs on its own rows."""
+    return predictions(problem, [train(problem, k, w, epochs) if epochs else w for k in range(len(problem.x))])
+
+
+def mean(problem, clients, parts, twist=""):
+    """The mean of the clients' parts, weighted by rows or not."""
+    by_rows = (problem.weighting == "samples") != (twist == "other weighting")
+    n = np.array([float(len(problem.y[c])) if by_rows else 1.0 for c in clients])
+    return {name: sum(w * part[name] for w, part in zip(n / n.sum(), parts, strict=True)) for name in parts[0]}
+
+
+# --- methods that keep one part of the model on the client ----------------------------------------------------
+
+
+def split(problem, phases, fit, kept, shared, twist=""):
+    """Keep one part of the model on the client and average the other.
+
+    ``phases(k, p)`` is a round's local work; ``fit(k, p)`` readies a client that never took part.
+    """
+    out, own, common = Outcome(), {}, some(problem.start, shared)
+    first = some(problem.start, kept)
+    for cohort in problem.cohorts:
+        parts = []
+        for k in cohort:
+            mine = first if twist == "own part not kept" else own.get(k, first)
+            p = phases(k, common | mine)
+            own[k] = some(p, kept)
+            parts.append(some(p, shared))
+        common = mean(problem, cohort, parts, twist)
+        if twist == "own part averaged":
+            blend = mean(problem, cohort, [own[k] for k in cohort])
+            own |= {k: blend for k in cohort}
+        personal = []
+        for k in range(len(problem.x)):
+            if k in own:
+                p = common | own[k]
+            else:
+                p = common | first if twist == "unseen unfitted" else fit(k, common | first)
+                if twist != "unseen keeps all it trained":
+                    p = common | some(p, kept)
+            personal.append(p)
+        if twist == "predicts before averaging":
+            for k, part in zip(cohort, parts, strict=True):
+                personal[k] = part | own[k]
+        name, kept_as = ("body", "head") if shared == BODY else ("head", "body")
+        out.keep({name: common}, {k: {kept_as: p} for k, p in own.items()}, predictions(problem, personal))
+    return out

@@ -1,0 +1,45 @@
+"""FedRep: the head on the received body, then the body under the head just fitted."""
+
+from golden.common import ALL, BODY, BOTH, HEAD, Case, mistakes, some, split, train
+
+
+def fedrep(problem, head_epochs, body_epochs, twist=""):
+    def phases(k, p):
+        if twist == "joint":
+            return train(problem, k, p, head_epochs + body_epochs)
+        if twist == "body first":
+            return train(problem, k, train(problem, k, p, body_epochs, BODY), head_epochs, HEAD)
+        velocity = {}
+        trained = ALL if twist == "head phase trains the body" else HEAD
+        fitted = train(problem, k, p, head_epochs, trained, velocity, twist)
+        if twist != "momentum leaks":
+            velocity = {}
+        if twist == "body under the old head":
+            return train(problem, k, p, body_epochs, BODY, velocity) | some(fitted, HEAD)
+        trained = ALL if twist == "body phase trains the head" else BODY
+        return train(problem, k, fitted, body_epochs, trained, velocity, twist)
+
+    def fit(k, p):
+        return train(problem, k, p, head_epochs, HEAD)
+
+    return split(problem, phases, fit, HEAD, BODY, twist)
+
+
+CASES = {"fedrep": Case({"head_epochs": 4, "body_epochs": 2})}
+
+MISTAKES = [
+    *mistakes(
+        "fedrep",
+        "other weighting",
+        "own part not kept",
+        "own part averaged",
+        "joint",
+        "body first",
+        "body under the old head",
+        "head phase trains the body",
+        "body phase trains the head",
+        variants=BOTH,
+    ),
+    *mistakes("fedrep", "predicts before averaging", "unseen unfitted", variants=BOTH, late=True),
+    *mistakes("fedrep", "momentum leaks", "no momentum", "no weight decay", variants=("momentum",)),
+]

@@ -1,0 +1,77 @@
+"""pFedMe: theta by K steps on f + lam/2 |theta - w_i|^2 for each minibatch; w_i towards theta; w towards their mean."""
+
+from golden.common import BOTH, CROSSED, Case, Outcome, mean, mistakes
+from golden.minibatch import blend, gradient, logits, step
+
+
+def pfedme_round(problem, k, lists, w, lam, inner_steps, inner_lr, inner_start, twist, theta=None):
+    received, theta, speed = w, w if theta is None else theta, {}
+    for t, rows in enumerate(lists):
+        theta = w if (inner_start == "w") != (twist == "other start") else theta
+        for s in range(inner_steps - (twist == "one inner step less")):
+            if twist == "a new batch for each inner step":
+                rows = lists[(t + s) % len(lists)]
+            g = gradient(theta, problem.x[k][rows], problem.y[k][rows])
+            anchor = {"tied to the received model": received, "tied to itself": theta}.get(twist, w)
+            strength = lam / 2 if twist == "lambda over two" else lam
+            decay = 0.0 if twist == "no weight decay" else problem.decay
+            pull = {name: g[name] + strength * (theta[name] - anchor[name]) + decay * theta[name] for name in g}
+            if twist == "momentum":
+                speed = {name: problem.momentum * speed.get(name, 0.0) + pull[name] for name in g}
+                pull = speed
+            theta = step(theta, pull, problem.lr if twist == "inner steps at the outer rate" else inner_lr)
+        share = problem.lr * (1.0 if twist == "no lambda in the outer step" else lam)
+        w = blend(share, theta, w)
+        if twist == "weight decay of w":
+            w = {name: leaf * (1.0 - problem.lr * problem.decay) for name, leaf in w.items()}
+    return w, theta
+
+
+def pfedme(problem, batches, lam=15.0, inner_steps=5, inner_lr=0.05, beta=1.0, inner_start="theta", twist=""):
+    out, own, w = Outcome(), {}, problem.start
+    settings = lam, inner_steps, inner_lr, inner_start
+    for round, cohort in enumerate(problem.cohorts, 1):
+        parts, received = [], w
+        for k in cohort:
+            old = own.get(k) if twist == "theta lives on" else None
+            new, own[k] = pfedme_round(problem, k, batches(round, k, 1), w, *settings, twist, old)
+            own[k] = new if twist == "the personal model is w_i" else own[k]
+            parts.append(own[k] if twist == "sends theta" else new)
+        w = blend(1.0 if twist == "no beta" else beta, mean(problem, cohort, parts, twist), received)
+        views = []
+        for k, x in enumerate(problem.x_test):
+            theta = own.get(k, w)
+            if k not in own and twist != "unseen unfitted":
+                start = problem.start if twist == "unseen starts at the first model" else w
+                theta = pfedme_round(problem, k, batches(None, k, 1), start, *settings, "")[1]
+            views.append({"personal": logits(theta, x)})
+        out.keep({"model": w}, {k: {"personal": theta} for k, theta in own.items()}, views)
+    return out
+
+
+CASES = {
+    "pfedme": Case({"lam": 1.5, "inner_steps": 3, "inner_lr": 0.3}),
+    "pfedme/w": Case({"lam": 1.2, "inner_steps": 2, "inner_lr": 0.25, "beta": 1.4, "inner_start": "w"}, CROSSED),
+}
+
+MISTAKES = [
+    *mistakes(
+        "pfedme",
+        "other weighting",
+        "other start",
+        "one inner step less",
+        "tied to the received model",
+        "tied to itself",
+        "lambda over two",
+        "inner steps at the outer rate",
+        "no lambda in the outer step",
+        "theta lives on",
+        "the personal model is w_i",
+        "sends theta",
+        variants=BOTH,
+    ),
+    *mistakes("pfedme", "unseen unfitted", "unseen starts at the first model", variants=BOTH, late=True),
+    *mistakes("pfedme/w", "other start", "no beta", variants=("momentum",)),
+    *mistakes("pfedme", "momentum", "no weight decay", "weight decay of w", variants=("momentum",)),
+    *mistakes("pfedme", "a new batch for each inner step", variants=("momentum",), batches="small"),
+]
