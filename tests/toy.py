@@ -113,11 +113,6 @@ class OwnQuadratic(Task):
         return 0.5 * (curvature * (params["head.bias"] - centre).square()).sum()
 
 
-def train(clients, *args):
-    """A round in which everyone who answered is accepted."""
-    return clients.train(*args)
-
-
 # --- comparisons ----------------------------------------------------------------------------------------------
 
 
