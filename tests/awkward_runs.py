@@ -116,13 +116,13 @@ def healthy_gap(method, backend, dtype=torch.float64):
         rows = fed.clients.evaluate(r + 1, healthy, *fed.down(mixed.server[r], healthy))
         scores = [score for score in mixed.scores(round=r + 1) if score.client in healthy]
         for row, score in zip(rows, scores, strict=True):
-            assert (row.client, row.view, row.total, row.correct) == (
+            assert (row.client, row.view, row.total, row.metrics["accuracy"][0]) == (
                 score.client,
                 score.view,
                 score.total,
                 score.correct,
             )
-            worst = np.maximum(worst, abs(row.loss_sum - score.loss_sum) / max(1.0, abs(score.loss_sum)))
+            worst = np.maximum(worst, abs(row.metrics["loss"][0] - score.loss_sum) / max(1.0, abs(score.loss_sum)))
     return worst
 
 

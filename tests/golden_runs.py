@@ -25,6 +25,7 @@ from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
+from bespoke.runs import recording
 from bespoke.runs.federation import Evaluation, Federation
 
 SEED, ROUNDS, EPOCHS = 31, 3, 3
@@ -128,8 +129,8 @@ class Scripted(Federation):
 
     cohorts: list | None = None
 
-    def _cohort(self, round):
-        return self.cohorts[round - 1] if self.cohorts else super()._cohort(round)
+    def cohort(self, round):
+        return self.cohorts[round - 1] if self.cohorts else super().cohort(round)
 
 
 def federation(
@@ -158,6 +159,7 @@ def federation(
         training,
         Evaluation(**evaluation),
         seed,
+        inside=clients,
         cohorts=cohorts,
     )
 
@@ -195,7 +197,14 @@ class Ran:
 
     def scores(self, **fields):
         """What was counted on test rows, as recorded: all of it, or where these fields are so."""
-        rows = (Score(*(row[name] for name in Score._fields)) for row in self.records.clients())
+        rows = (
+            Score(
+                *(row[name] for name in Score._fields[:5]),
+                correct=row["metrics"]["accuracy"][0],
+                loss_sum=row["metrics"]["loss"][0],
+            )
+            for row in self.records.clients()
+        )
         return [row for row in rows if all(getattr(row, name) == value for name, value in fields.items())]
 
 
@@ -229,7 +238,7 @@ def run(method, training, backend, *, one_block=False, inspect=True, **given):
 
     clients.train = watched
     try:
-        fed.run(ran.records, checkpoint=look, checkpoint_every=1)
+        recording.recorded(fed, ran.records, checkpoint=look, checkpoint_every=1)
     finally:
         clients.train = train
     assert not clients.notes, clients.notes

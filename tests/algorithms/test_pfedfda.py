@@ -5,7 +5,7 @@ import pytest
 import torch
 from awkward_runs import PRECISIONS, everything_finite, healthy_gap
 from golden_runs import library
-from toy import BACKENDS, same_bits, start, task
+from toy import BACKENDS, same_bits, start, task, train
 
 from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.contract import CHECKS, Subject
@@ -77,7 +77,7 @@ def test_new_clients_take_no_gradient_step(backend, monkeypatch):
     personal = fed.clients.personal(last, who, *fed.down(ran.server[-1], who))
     assert all(same_bits(found, ran.personal[-1][c]) for c, found in zip(who, personal, strict=True))
     with pytest.raises(AssertionError, match="a step was taken"):
-        fed.clients.train(9, [3], *fed.down(ran.server[-1], [3]))
+        train(fed.clients, 9, [3], *fed.down(ran.server[-1], [3]))
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------
