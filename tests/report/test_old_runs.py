@@ -1,6 +1,6 @@
 """Runs recorded before metrics had names, with `correct` and `loss_sum` for each client, are still read.
 
-`old_run` holds two of them, written by the last version of that form (236 rows of Gaussian blobs, linear models, 5
+`old_run` holds two of them, written by the last version of that form (240 rows of Gaussian blobs, linear models, 5
 clients and a new one, 3 rounds), and what that version printed: summaries, comparisons as JSON, lines of progress.
 """
 

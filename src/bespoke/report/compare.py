@@ -192,13 +192,14 @@ def _pair(own: Chosen, other: Chosen) -> tuple[Difference | None, bool]:
 
 
 def _of_one_kind(rows: list[Row]) -> list[Row]:
-    """Without the intervals over clients where there are some over seeds: one column means one thing."""
+    """Drop the intervals over clients where there are some over seeds: one column means one thing."""
     if not any(row.difference and row.difference.over == "seeds" for row in rows):
         return rows
-    alone = [row.difference and row.difference.over == "clients" for row in rows]
     return [
-        replace(row, difference=replace(row.difference, low=None, high=None)) if row.difference and only else row
-        for row, only in zip(rows, alone, strict=True)
+        replace(row, difference=replace(row.difference, low=None, high=None))
+        if row.difference and row.difference.over == "clients"
+        else row
+        for row in rows
     ]
 
 
