@@ -1,4 +1,7 @@
-"""Rules that every file of algorithms/ keeps: it is short, uses only what a method may see, and copies no other."""
+"""Rules that every file of algorithms/ keeps: it is short, uses only what a method may see, and copies no other.
+
+And one for the tests: what they share lies in no test module.
+"""
 
 import ast
 import sys
@@ -186,3 +189,12 @@ def test_a_copy_is_found_and_signatures_are_none():
     assert runs(one) & runs(two) and not runs(one) & runs(two.replace("x3 = 3", "x3 = 4"))
     hooks = "".join(f"    def hook{i}(self, state):\n        return state\n\n" for i in range(9))
     assert body(f"class A:\n{hooks}") == ["return state"] * 9
+
+
+# --- the tests themselves -----------------------------------------------------------------------------------------
+
+
+def test_no_test_module_is_imported():
+    tests = Path(__file__).parent
+    found = {path.relative_to(tests): imported(path.read_text(encoding="utf-8")) for path in tests.rglob("*.py")}
+    assert not {str(path): names for path, names in found.items() if any(n.startswith("test_") for n in names)}

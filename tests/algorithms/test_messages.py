@@ -29,9 +29,9 @@ class Sent:
     says: str = ""  # the docstring
 
 
-def part(name, size):
-    """The same part of the model, up and down."""
-    return Sent(size, size, 0, frozenset({name}), f"the {name} up, the {name} down")
+def part(name, size, more="."):
+    """The same part of the model, up and down, and nothing more."""
+    return Sent(size, size, 0, frozenset({name}), f"the {name} up, the {name} down{more}")
 
 
 SENT = {
@@ -46,7 +46,7 @@ SENT = {
     "apfl": part("model", M),
     "pfedme": part("model", M),
     "per_fedavg": part("model", M),
-    "fedrod": part("model", M),
+    "fedrod": part("model", M, more=";"),
     "fedbabu": part("body", B),
     "fedpac": Sent(M + C * D + C, M + C + 1, by_class=2 * D),
     "fedproto": Sent(C * D + C, C, by_class=D),
