@@ -221,6 +221,8 @@ def federate(
         raise UserError(f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}")
     if isinstance(objective, str):
         objective = find_objective(objective)
+    if not isinstance(objective, Objective):
+        raise UserError(f"federate(objective=...) takes a name or an Objective, not {objective!r}")
     objective = objective.measured_by(metrics)
     if num_classes is not None and not objective.classes:
         raise UserError(f"num_classes means nothing to the objective {objective.name!r}: leave it out")
