@@ -171,9 +171,9 @@ class Function:
         """Call it with what it asks for."""
         return self.call(**{name: offered[name] for name in self.asks})
 
-    def takes(self, key: str) -> bool:
-        """Whether it reads a setting; one that asks for all ``settings`` may read any."""
-        return key in self.asks or "settings" in self.asks
+    def takes(self, keys: Iterable[str]) -> set[str]:
+        """Return the keys of a table that it reads; one that asks for all ``settings`` may read any."""
+        return {key for key in keys if key in self.asks or "settings" in self.asks}
 
     def default(self, key: str, otherwise: Any) -> Any:
         """Return the default that a parameter declares, or ``otherwise`` where it declares none."""

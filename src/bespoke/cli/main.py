@@ -276,10 +276,10 @@ def list_(
         raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
     rows = listing.LISTS[what]()
     if as_json:
-        print(json.dumps(dict(rows), indent=2))
+        print(json.dumps(rows, indent=2))
     else:
-        width = max(len(name) for name, _ in rows)
-        for name, doc in rows:
+        width = max(map(len, rows))
+        for name, doc in rows.items():
             print(f"{name:<{width}}  {doc}")
 
 

@@ -69,7 +69,7 @@ def _own(thing: Any, where: str) -> ModelSpec:
     last layer, if that is not called ``head``.
     """
     made = function(thing, ("input_shape", "num_classes", "settings"), "model", _DEFAULTS, where)
-    takes = {key: made.default(key, default) for key, default in _DEFAULTS.items() if made.takes(key)}
+    takes = {key: made.default(key, default) for key, default in _DEFAULTS.items() if key in made.takes(_DEFAULTS)}
     head = getattr(thing, "head", "head")
 
     def build(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:

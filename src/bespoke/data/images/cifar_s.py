@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.data.images.corrupt import CORRUPTIONS, SEVERITIES, Pair, corrupt, parse
+from bespoke.data.images.corrupt import CIFAR_S, CORRUPTIONS, SEVERITIES, Pair, corrupt, parse
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources import store
 from bespoke.errors import UserError
@@ -33,7 +33,7 @@ def assign(settings: DataSettings, clients: int) -> list[Pair | None]:
     }[settings.corrupt_clients]
     if not len(chosen):
         raise UserError(f"[data] corrupt_clients = {settings.corrupt_clients!r} means nobody: set [data] new_clients")
-    if settings.corrupt == "cifar_s":
+    if settings.corrupt == CIFAR_S:
         names = list(CORRUPTIONS)
         number = (lambda i: i) if settings.pairs == "code" else (lambda i: i // len(names))
         pairs = [Pair(names[i % len(names)], number(i) % SEVERITIES + 1) for i in range(len(chosen))]
