@@ -82,7 +82,9 @@ class Registry(UserDict[str, T]):
                 "give the object itself, or register it under a name"
             )
         names = [*self.reserved, *self, *offered]
-        raise UserError(f"{where}: there is no {self.kind} {name!r}{closest(name, names)}; there are {', '.join(names)}")
+        raise UserError(
+            f"{where}: there is no {self.kind} {name!r}{closest(name, names)}; there are {', '.join(names)}"
+        )
 
     def offered(self) -> dict[str, EntryPoint]:
         """Return what installed packages offer and nobody has used yet, by name; none of it is imported."""
@@ -139,7 +141,9 @@ def _import(name: str, where: str) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may fail in any way
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise UserError(f"{where}: the package {top!r} ({place}) has no module {name!r}: correct the name") from None
+            raise UserError(
+                f"{where}: the package {top!r} ({place}) has no module {name!r}: correct the name"
+            ) from None
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"{where}: the module {name!r} cannot be imported: {type(error).__name__}: {reason} ({_place(error, place)}): "

@@ -20,6 +20,7 @@ from bespoke.data import (
     pool_of,
 )
 from bespoke.data.examples import train_count
+from bespoke.data.partition.replay import replay
 from bespoke.data.pool import cut
 from bespoke.errors import UserError
 
@@ -174,14 +175,14 @@ def test_new_clients_are_the_last_ones(partition):
     assert pool.names == tuple("01234567")
 
 
-def official(settings, rng):
+def official():
     """Five train rows for every test row, two owners."""
     y = np.repeat(np.arange(3), 60)
     return Examples(np.arange(180.0)[:, None], y, 3, np.arange(180) % 6 == 0, np.arange(180) % 4 // 2, ("anna", "bert"))
 
 
 def test_official_test_rows_follow_the_clients_classes(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     settings = DataSettings(name="official", pool="split", partition="dirichlet", clients=5, alpha=0.5)
     pool = federate_data(settings, 0)
     assert sorted(pool.test.index.tolist()) == list(range(0, 180, 6))
@@ -192,7 +193,7 @@ def test_official_test_rows_follow_the_clients_classes(monkeypatch):
 
 
 def test_merged_rows_are_split_anew(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     for pool in ("train+test", "auto"):
         settings = DataSettings(name="official", pool=pool, partition="iid", clients=5)
         merged = federate_data(settings, 0)
@@ -201,7 +202,7 @@ def test_merged_rows_are_split_anew(monkeypatch):
 
 
 def test_natural_clients_keep_their_official_test_rows(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     pool = federate_data(DataSettings(name="official"), 0)
     assert pool.names == ("anna", "bert")
     assert rows(pool, "test") == [[i for i in range(0, 180, 6) if i % 4 // 2 == c] for c in (0, 1)]
@@ -216,8 +217,11 @@ def test_natural_clients_keep_their_official_test_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"name": "digit"}, "'digit' is none of digits, gaussian, .*: did you mean 'digits'"),
-        ({"name": "zzz"}, "'zzz' is none of digits"),
+        (
+            {"name": "digit"},
+            r"\[data\] name: there is no data set 'digit' \(did you mean 'digits'\?\); there are digits, gaussian",
+        ),
+        ({"name": "zzz"}, "there is no data set 'zzz'; there are digits"),
         ({"alpha": 0.0}, "alpha must be greater than 0, not 0.0"),
         ({"alpha": -0.5}, "alpha must be greater than 0"),
         ({"clients": 1798, "partition": "iid"}, "1798 clients are more than the 1797 rows"),
@@ -226,7 +230,7 @@ def test_natural_clients_keep_their_official_test_rows(monkeypatch):
         ({"new_clients": 20}, "20 of 20 clients cannot be new"),
         ({"pool": "split"}, "'digits' has no official test rows"),
         ({"partition": "natural"}, "no clients of its own"),
-        ({"partition": "dirchlet"}, "partition must be one of"),
+        ({"partition": "dirchlet"}, r"no partition 'dirchlet' \(did you mean 'dirichlet'\?\); there are auto, iid"),
         ({"test": 1.0}, "test must be at least 0 and at most 0.99"),
         ({"keep": 0.0}, "keep must be greater than 0"),
         ({"name": "files"}, "path is empty"),
@@ -257,7 +261,7 @@ def test_a_share_of_all_rows_is_drawn_first():
 
 
 def test_a_share_of_official_rows_stays_apart(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     settings = DataSettings(name="official", pool="split", partition="iid", clients=3, subsample=0.5)
     pool = federate_data(settings, 0)
     assert len(pool.train.index) + len(pool.test.index) <= 90
@@ -266,14 +270,14 @@ def test_a_share_of_official_rows_stays_apart(monkeypatch):
 
 
 def test_replay_through_the_settings(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     settings = DataSettings(
         name="official", pool="train+test", partition="dirichlet", clients=5, alpha=0.5, replay=42, min_rows=10
     )
     pool, found = partitioned(settings, 0)
     other, again = partitioned(settings, 99)  # the script's seed counts, not the run's
     assert found.hash() == again.hash() and same(pool, other)
-    wanted = data.replay.replay(np.repeat(np.arange(3), 60), 42, 5, 0.5, 10, 0.2)
+    wanted = replay(np.repeat(np.arange(3), 60), 42, 5, 0.5, 10, 0.2)
     assert rows(pool, "train") == [own.tolist() for own in wanted.train]
     assert rows(pool, "test") == [own.tolist() for own in wanted.test]
     less, _ = partitioned(dataclasses.replace(settings, keep=0.5, keep_rows=9), 0)
@@ -293,7 +297,7 @@ def test_the_hash_knows_the_split():
 def test_domains_name_their_clients(monkeypatch):
     y = np.arange(240) % 4
     domains = Examples(np.zeros((240, 2)), y, 4, domain=np.arange(240) % 2, domain_names=("ink", "chalk"))
-    monkeypatch.setitem(DATASETS, "domains", lambda settings, rng: domains)
+    monkeypatch.setitem(DATASETS, "domains", DATASETS.read(lambda: domains, "here"))
     settings = DataSettings(name="domains", partition="domain", clients=6, new_clients=2, inside="iid")
     pool = federate_data(settings, 0)
     assert [name.split("-")[0] for name in pool.names] == ["ink", "ink", "chalk", "chalk", "ink", "chalk"]
@@ -305,7 +309,7 @@ def test_domains_name_their_clients(monkeypatch):
     [
         ({"folds": 1}, "folds = 1, fold = 0: give at least 2 folds"),
         ({"folds": 5, "fold": 5}, "folds = 5, fold = 5: give at least 2 folds, and one of 0"),
-        ({"replay": 42, "partition": "iid"}, 'replay repeats pFedFDA.* set partition = "dirichlet"'),
+        ({"replay": 42, "partition": "iid"}, "replay = 42 means nothing to partition iid, which takes no settings"),
         ({"replay": 42, "balance": False, "partition": "dirichlet"}, "replay repeats pFedFDA's script: leave balance"),
         ({"replay": 42, "subsample": 0.5, "partition": "dirichlet"}, "subsample, folds and validation off"),
         ({"pool": "split", "folds": 5}, "folds makes test rows of its own"),
@@ -315,7 +319,7 @@ def test_domains_name_their_clients(monkeypatch):
     ],
 )
 def test_keys_that_contradict_each_other(monkeypatch, change, sentence):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     with pytest.raises(UserError, match=sentence):
         federate_data(DataSettings(**({"name": "official", "partition": "iid", "clients": 5} | change)), 0)
 
@@ -595,7 +599,7 @@ def test_a_bad_row_that_nobody_holds_is_refused_too():
 
 def test_public_names_exist():
     assert all(hasattr(data, name) for name in data.__all__)
-    assert all(loader.__doc__ for loader in DATASETS.values())
+    assert all(load.doc for load in DATASETS.values())
 
 
 def test_two_clients_of_one_name_are_refused():

@@ -128,9 +128,9 @@ def pathological(
     """Give each client classes_per_client distinct classes.
 
     ``labels`` are (N,). With an ``even`` draw every class goes to as many clients as any other, give or take one; with
-    an ``independent`` one each client draws its own classes. With ``rows_per_class`` a client has so many rows of each of its
-    classes and the rest is left out; with 0 the rows of a class are split evenly among its clients.
-    Classes that nobody drew are left out.
+    an ``independent`` one each client draws its own classes. With ``rows_per_class`` a client has so many rows of each
+    of its classes and the rest is left out; with 0 the rows of a class are split evenly among its clients. Classes that
+    nobody drew are left out.
     """
     check_clients(len(labels), clients)
     classes, sizes = np.unique(labels, return_counts=True)

@@ -25,8 +25,9 @@ def domain(
 ) -> Partition:
     """Make as many clients of each domain of the data set.
 
-    ``domains`` (N,) holds positions in ``domain_names``; no client is in two domains. Inside a domain its rows become clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New
-    clients are drawn at random, as many from each domain, and come last.
+    ``domains`` (N,) holds positions in ``domain_names``; no client is in two domains. Inside a domain its rows become
+    clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New clients are drawn at random, as many from each
+    domain, and come last.
     """
     if domains is None:
         raise UserError('the data set has no domains: set [data] partition to another scheme, such as "dirichlet"')
@@ -55,11 +56,11 @@ def degradations(
 ) -> Partition:
     """Make thirds of even, even and unequal classes, for noise, jitter and imbalance.
 
-    These are FedPCE's 2M noise clients, 2M jitter clients, and M pairs of clients with unequal classes. A noise or jitter client gets an even share of every class of ``labels`` (N,). A pair shares twice as
-    much, class by class by a two-dimensional Dir(alpha), alpha from 0.1 to 10 over the pairs, with the
-    balance rule and redrawn until both have ``min_rows`` rows. ``official`` (N,) marks official test rows:
-    they are spread in the same proportions as the train rows, and the rules look at each part alone. New
-    clients are drawn at random, as many of each kind, and come last.
+    These are FedPCE's 2M noise clients, 2M jitter clients, and M pairs of clients with unequal classes. A noise or
+    jitter client gets an even share of every class of ``labels`` (N,). A pair shares twice as much, class by class by a
+    two-dimensional Dir(alpha), alpha from 0.1 to 10 over the pairs, with the balance rule and redrawn until both have
+    ``min_rows`` rows. ``official`` (N,) marks official test rows: they are spread in the same proportions as the train
+    rows, and the rules look at each part alone. New clients are drawn at random, as many of each kind, and come last.
     """
     each = _per_group(clients, new_clients, len(KINDS), "three degradations")
     if each % 2:

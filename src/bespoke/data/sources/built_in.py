@@ -1,7 +1,7 @@
 """The data sets that are always here: embedded, synthetic, and your own files.
 
-A data set is a function that is given by name what it asks for: ``rng`` for what it has to draw, and keys of ``[data]``.
-The first line of its docstring describes it.
+A data set is a function that is given by name what it asks for: ``rng`` for what it has to draw, and keys of
+``[data]``. The first line of its docstring describes it.
 """
 
 import glob
