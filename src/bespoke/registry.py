@@ -82,9 +82,8 @@ class Registry(UserDict[str, T]):
                 "give the object itself, or register it under a name"
             )
         names = [*self.reserved, *self, *offered]
-        raise UserError(
-            f"{where}: there is no {self.kind} {name!r}{closest(name, names)}; there are {', '.join(names)}"
-        )
+        near = closest(name, names)
+        raise UserError(f"{where}: there is no {self.kind} {name!r}{near}; there are {', '.join(names)}")
 
     def offered(self) -> dict[str, EntryPoint]:
         """Return what installed packages offer and nobody has used yet, by name; none of it is imported."""
@@ -93,7 +92,7 @@ class Registry(UserDict[str, T]):
     def import_path(self, name: Any, where: str) -> None:
         """Import the object that a module path names, and add it under that path; other names are left alone."""
         if is_path(name):
-            self[name] = self.read(import_object(name, where), f"{where} = {name!r}")
+            self[name] = self.read(import_object(name, where, known=name in self), f"{where} = {name!r}")
 
     def docs(self, doc: Callable[[T], str]) -> dict[str, str]:
         """Return one line on each, ``doc`` of it; what an installed package offers is not imported for that."""
@@ -109,45 +108,53 @@ def first_line(doc: str | None) -> str:
 # --- module paths -------------------------------------------------------------------------------------------------
 
 
-def import_object(path: str, where: str) -> Any:
-    """Import ``module:name`` from the working directory or Python's path; say so on stderr before its code runs."""
-    if not _PATH.fullmatch(path):
-        raise UserError(f"{where}: {path!r} is no module path: write MODULE:NAME, such as mine:FedALA")
+def import_object(path: str, where: str, known: bool = False) -> Any:
+    """Import ``module:name`` from the working directory or Python's path, and say so on stderr unless it is known."""
     name, _, inside = path.partition(":")
-    module = sys.modules.get(name) or _import(name, where)
+    if not _PATH.fullmatch(path) or name.endswith(".py"):
+        raise UserError(f"{where}: {path!r} is no module path: write MODULE:NAME, such as mine:FedALA")
+    top = name.partition(".")[0]
+    place = _find(top, where)
+    if not known:
+        print(f"note: importing the module {name!r} from {place}, which runs its code", file=sys.stderr, flush=True)
+    module = _import(name, top, place, where)
     found: Any = module
     for part in inside.split("."):
         if not hasattr(found, part):
-            file = getattr(module, "__file__", None) or "built into Python"
-            raise UserError(f"{where}: the module {name!r} ({file}) has no {inside!r}{closest(part, vars(found))}")
+            file = getattr(module, "__file__", None) or place
+            raise UserError(f"{where}: the module {name!r} ({file}) has no {inside!r}{closest(part, dir(found))}")
         found = getattr(found, part)
     return found
 
 
-def _import(name: str, where: str) -> ModuleType:
-    here, (top, _, _) = os.getcwd(), name.partition(".")
+def _find(top: str, where: str) -> str:
+    """Return the file or folder of a module or package, without running any of its code."""
+    here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     importlib.invalidate_caches()  # the file may have been written a moment ago
-    spec = importlib.util.find_spec(top)
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # it was made in memory, as __main__ is
+        return "memory"
     if spec is None:
         raise UserError(
             f"{where}: there is no module {top!r} in {here} or on Python's path: correct the name, or start in the "
             f"folder that holds {top}.py"
         )
-    place = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-    print(f"note: importing the module {name!r} from {place}, which runs its code", file=sys.stderr, flush=True)
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "memory")
+
+
+def _import(name: str, top: str, place: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may fail in any way
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise UserError(
-                f"{where}: the package {top!r} ({place}) has no module {name!r}: correct the name"
-            ) from None
+            raise UserError(f"{where}: the package {top} ({place}) has no module {name!r}: correct the name") from None
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{where}: the module {name!r} cannot be imported: {type(error).__name__}: {reason} ({_place(error, place)}): "
-            "correct the module"
+            f"{where}: the module {name!r} cannot be imported ({type(error).__name__}: {reason}): "
+            f"correct {_place(error, place)}"
         ) from error
 
 

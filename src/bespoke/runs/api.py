@@ -142,11 +142,13 @@ def run(
         experiment, _ = load(experiment)
     if not isinstance(experiment, Experiment):
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
+    experiment.import_modules()
+    data, model = experiment.located()
     with processes.one_first():  # what is prepared for the first time is kept in files
-        pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
+        pool, partition = partitioned(data, experiment.seed, experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
     where, dtype = pick_device(device), torch.get_default_dtype()
-    task = build_task(experiment.model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
+    task = build_task(model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
     federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states, callbacks)
     described = partition.describe()
     return execute(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})

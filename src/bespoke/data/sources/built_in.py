@@ -70,7 +70,10 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
         raise UserError('[data] path is empty: give the pattern of the clients\' archives, such as "clients/*.npz"')
     paths = [Path(p) for p in sorted(glob.glob(os.path.expanduser(path), recursive=True))]
     if not paths:
-        raise UserError(f"no file matches [data] path = {path!r} below {os.getcwd()}: correct the pattern")
+        raise UserError(
+            f"no file matches [data] path = {path!r} beside the experiment's file or below {os.getcwd()}: "
+            "correct the pattern"
+        )
     twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
     if twice:
         raise UserError(f"several files are named {min(twice)!r}, which is the client's name: rename all but one")
