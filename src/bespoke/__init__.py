@@ -24,6 +24,7 @@ _NAMES = {
     "register_model": "bespoke.models",
     "register_dataset": "bespoke.data",
     "register_partition": "bespoke.data",
+    "register_objective": "bespoke.runs.experiment",
     "LocalOnly": "bespoke.algorithms",
     "FedAvg": "bespoke.algorithms",
     "FedProx": "bespoke.algorithms",

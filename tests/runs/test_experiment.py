@@ -189,7 +189,9 @@ def test_bytes_that_are_not_text_are_told(tmp_path):
     ("make", "words"),
     [
         (lambda: bespoke.Experiment(data={"name": "digits"}), ["[data]", "DataSettings"]),
-        (lambda: bespoke.Experiment(algorithm=bespoke.FedAvg), ["takes a method or its name"]),
+        (lambda: bespoke.Experiment(algorithm=bespoke.FedAvg), ["not the class FedAvg: add (), as in FedAvg()"]),
+        (lambda: bespoke.Experiment(algorithm=3), ["takes a method or its name, not 3"]),
+        (lambda: bespoke.Experiment(algorithm="FedRep"), ["did you mean 'fedrep'"]),
         (lambda: bespoke.Experiment(algorithm="fedavk"), ["did you mean 'fedavg'"]),
         (lambda: bespoke.Experiment(training=bespoke.Training(rounds=0)), ["[training] rounds", "at least 1"]),
         (lambda: bespoke.Experiment(training=bespoke.Training(lr="0.1")), ["[training] lr", "a number", "'0.1'"]),

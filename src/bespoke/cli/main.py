@@ -65,10 +65,10 @@ def main() -> None:
 
 def _as_setting(option: str) -> str:
     """Return how an option that ``run`` does not have is written as a setting, or nothing if it is none."""
-    from bespoke.runs.experiment import TABLES
+    from bespoke.runs.experiment import tables_with
 
     key = option.removeprefix("--").replace("-", "_")
-    owners = [table for table, kind in TABLES.items() if key in kind.__dataclass_fields__]
+    owners = tables_with(key)
     if not owners:
         return ""
     # The words after it, of which the first may be joined to it by an equals sign.

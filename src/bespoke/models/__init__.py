@@ -68,6 +68,8 @@ def _own(thing: Any, where: str) -> ModelSpec:
     It may ask for keys of ``[model]`` too, whose defaults are then its own choices. Its attribute ``head`` names the
     last layer, if that is not called ``head``.
     """
+    if isinstance(thing, nn.Module):
+        raise UserError(f"{where}: give the class {type(thing).__name__} or a function that builds it, not a module")
     made = function(thing, ("input_shape", "num_classes", "settings"), "model", _DEFAULTS, where)
     takes = {key: made.default(key, default) for key, default in _DEFAULTS.items() if key in made.takes(_DEFAULTS)}
     head = getattr(thing, "head", "head")

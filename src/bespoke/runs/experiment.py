@@ -17,19 +17,26 @@ from typing import Any
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.core.algorithm import Algorithm
+from bespoke.core.objective import OBJECTIVES
 from bespoke.core.settings import Training, allowed, problem
 from bespoke.data import DATASETS, PARTITIONS
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models import MODELS
 from bespoke.models.settings import ModelSettings
-from bespoke.registry import closest, is_path
+from bespoke.registry import Registry, closest, is_path
 from bespoke.runs.federation import Evaluation
 
-TABLES = {"data": DataSettings, "model": ModelSettings, "training": Training, "evaluation": Evaluation}
-_KNOWN = ("seed", *TABLES, "algorithm")
+_TABLES = {"data": DataSettings, "model": ModelSettings, "training": Training, "evaluation": Evaluation}
+_KNOWN = ("seed", *_TABLES, "algorithm")
 _FEDAVG = {"name": "fedavg"}
-_NAMED = (("data", "name", DATASETS), ("data", "partition", PARTITIONS), ("model", "name", MODELS))
+_OBJECTIVES: Registry[Any] = Registry("objective", OBJECTIVES, lambda thing, where: thing, "bespoke.objectives")
+_NAMED: tuple[tuple[str, str, Registry[Any]], ...] = (  # settings that may name an object of a module
+    ("data", "name", DATASETS),
+    ("data", "partition", PARTITIONS),
+    ("model", "name", MODELS),
+    ("objective", "name", _OBJECTIVES),
+)
 _KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
 
 
@@ -61,7 +68,7 @@ class Experiment:
         object.__setattr__(self, "algorithm", _checked(method, type(method), "[algorithm]"))
         object.__setattr__(self, "algorithm_name", name or name_of(method))
         object.__setattr__(self, "seed", _seed(self.seed, "seed"))
-        for table, kind in TABLES.items():
+        for table, kind in _TABLES.items():
             object.__setattr__(self, table, _checked(getattr(self, table), kind, f"[{table}]"))
         if self.evaluation.patience and not (self.data.validation and self.evaluation.every):
             raise UserError(
@@ -94,7 +101,8 @@ class Experiment:
     def import_modules(self) -> None:
         """Import the modules that name the data set, the partition or the model; the method is there already."""
         for table, key, registry in _NAMED:
-            registry.import_path(getattr(getattr(self, table), key), f"[{table}] {key}")
+            if table in _TABLES:
+                registry.import_path(getattr(getattr(self, table), key), f"[{table}] {key}")
 
     def tables(self) -> dict[str, Any]:
         """The experiment as plain values: what ``config.toml`` holds."""
@@ -122,6 +130,11 @@ class Experiment:
         if self.training.schedule != "constant":
             tables["training"]["schedule_rounds"] = self.training.horizon()
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def register_objective(name: str, objective: Any) -> None:
+    """Add your own objective under a name. Registering a name of yours again replaces it."""
+    _OBJECTIVES.register(name, objective, "register_objective")
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -186,15 +199,16 @@ def load(
         ALGORITHMS.import_path(algorithm, "--algorithm")
     if algorithm is not None and preset.is_file():
         tables, source = tables | _preset(preset, algorithm, tables), str(preset)
-    elif algorithm is not None and replaced:
+    elif replaced:
         read_algorithm({"name": algorithm}, "--algorithm")
         tables, source = tables | {"algorithm": {"name": algorithm}}, "the method's defaults"
     for override in overrides:
         _override(tables, override)
     if seed is not None:
         tables["seed"] = _seed(seed, "--seed")
-    typed = any(text.partition("=")[0].strip() == "data.path" for text in overrides)  # in the working directory
-    return dataclasses.replace(from_tables(tables, str(path)), folder="" if typed else str(path.parent)), source
+    typed = any(text.partition("=")[0].strip() in ("data.path", "model.vectors") for text in overrides)
+    folder = "" if typed else str(path.parent)  # a path that was typed starts in the working directory
+    return dataclasses.replace(from_tables(tables, str(path)), folder=folder), source
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -230,17 +244,22 @@ def _override(tables: dict[str, Any], text: str) -> None:
     if name == "algorithm.name":
         raise UserError(f"{where}: choose the method with --algorithm {value}")
     if not key:
-        owners = [t for t, kind in TABLES.items() if table in {f.name for f in dataclasses.fields(kind)}]
+        owners = tables_with(table)
         hint = f" (did you mean {owners[0]}.{table}?)" if owners else ""
         raise UserError(f"{where}: name the table as well, as in training.lr=0.1{hint}")
     _check_tables({table: {}}, _KNOWN[1:], where)
     before = tables.get(table, _FEDAVG if table == "algorithm" else {})
-    kind = TABLES[table] if table in TABLES else type(ALGORITHMS.find(before.get("name"), where)())
+    kind = _TABLES[table] if table in _TABLES else type(ALGORITHMS.find(before.get("name"), where)())
     parsed = _value(value)
     if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
         parsed = value  # digits may be a text
     _read_fields({key: parsed}, kind, f"{where}: [{table}]")
     tables[table] = before | {key: parsed}
+
+
+def tables_with(key: str) -> list[str]:
+    """Return the tables that have a setting of that name."""
+    return [table for table, kind in _TABLES.items() if key in {field.name for field in dataclasses.fields(kind)}]
 
 
 def _value(text: str) -> Any:
@@ -274,7 +293,7 @@ def from_tables(tables: dict[str, Any], where: str, method: Algorithm | None = N
 def _read_tables(tables: dict[str, Any], where: str, method: Algorithm | None = None) -> dict[str, Any]:
     _check_tables(tables, _KNOWN, where)
     parts = {
-        name: kind(**_read_fields(tables.get(name, {}), kind, f"{where}: [{name}]")) for name, kind in TABLES.items()
+        name: kind(**_read_fields(tables.get(name, {}), kind, f"{where}: [{name}]")) for name, kind in _TABLES.items()
     }
     table = tables.get("algorithm", _FEDAVG)
     if method is None or table.get("name") in [None, *ALGORITHMS]:
