@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import zipfile
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from bespoke import data
 from bespoke.data import (
     DATASETS,
+    PARTITIONS,
     DataSettings,
     Examples,
     federate_data,
@@ -20,6 +22,8 @@ from bespoke.data import (
     pool_of,
 )
 from bespoke.data.examples import train_count
+from bespoke.data.images import corrupt
+from bespoke.data.images.degrade import DEGRADATIONS
 from bespoke.data.partition.replay import replay
 from bespoke.data.pool import cut
 from bespoke.errors import UserError
@@ -322,6 +326,74 @@ def test_keys_that_contradict_each_other(monkeypatch, change, sentence):
     monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     with pytest.raises(UserError, match=sentence):
         federate_data(DataSettings(**({"name": "official", "partition": "iid", "clients": 5} | change)), 0)
+
+
+MEANINGLESS = [
+    (
+        {"partition": "iid", "alpha": 0.1},
+        "alpha = 0.1 means nothing to partition iid, which takes no settings of its own",
+    ),
+    ({"partition": "iid", "min_rows": 3}, "min_rows = 3 means nothing to partition iid"),
+    ({"partition": "iid", "balance": False}, "balance = False means nothing to partition iid"),
+    (
+        {"partition": "dirichlet", "volume": 9},
+        "partition dirichlet, which takes alpha, min_rows, balance, replay: leave",
+    ),
+    ({"partition": "equal_dirichlet", "min_rows": 3}, "partition equal_dirichlet, which takes alpha, volume: leave"),
+    ({"partition": "pathological", "alpha": 0.1}, "which takes classes_per_client, rows_per_class, class_draw: leave"),
+    ({"partition": "power_law", "class_draw": "independent"}, "which takes classes_per_client, rows_per_class: leave"),
+    ({"partition": "domain", "replay": 42}, "partition domain, which takes alpha, min_rows, balance, inside: leave"),
+    ({"partition": "domain", "inside": "iid", "alpha": 0.1}, "partition domain, which takes inside: leave"),
+    ({"partition": "degradations", "alpha": 0.1}, "partition degradations, which takes min_rows, balance: leave"),
+    ({"partition": "natural", "alpha": 0.1}, "partition natural, which takes no settings of its own"),
+    ({"partition": "auto", "volume": 3}, "volume = 3 means nothing to partition dirichlet"),
+    ({"name": "synthetic_hierarchy", "alpha": 0.1}, "alpha = 0.1 means nothing to partition natural"),
+    ({"path": "*.npz"}, r"path = '\*.npz' means nothing to data set digits, which takes no settings of its own"),
+    ({"num_classes": 3}, "num_classes = 3 means nothing to data set digits"),
+    ({"name": "gaussian", "path": "x"}, "data set gaussian, which takes num_classes, rows, dim, spread: leave it out"),
+    ({"name": "files", "rows": 3}, "data set files, which takes path, num_classes: leave it out"),
+    ({"name": "mnist", "dim": 3}, "dim = 3 means nothing to data set mnist"),
+    ({"fold": 1}, "fold = 1 means nothing to folds = 0, which takes test: leave it out"),
+    ({"folds": 5, "test": 0.3}, "test = 0.3 means nothing to folds = 5, which takes fold: leave it out"),
+    ({"name": "mnist", "pool": "split", "test": 0.3}, 'test = 0.3 means nothing to pool = "split"'),
+    ({"pairs": "paper"}, "pairs = 'paper' means nothing to corrupt = '', which takes no settings of its own"),
+    (
+        {"corrupt": "fog:3", "pairs": "paper"},
+        "pairs = 'paper' means nothing to corrupt = 'fog:3', which takes corrupt_cli",
+    ),
+    ({"corrupt_clients": "all"}, "corrupt_clients = 'all' means nothing to corrupt = ''"),
+    (
+        {"noise_at": "before"},
+        "noise_at = 'before' means nothing to degrade = 'none', which takes no settings of its own",
+    ),
+    ({"jitter_order": "call"}, "jitter_order = 'call' means nothing to degrade = 'none'"),
+]
+
+
+@pytest.mark.parametrize(("keys", "sentence"), MEANINGLESS)
+def test_keys_that_mean_nothing_are_refused(keys, sentence):
+    with pytest.raises(UserError, match=r"^\[data\] .*leave it out, or set it to its default") as caught:
+        federate_data(DataSettings(**keys), 0)
+    assert re.search(sentence, str(caught.value))
+
+
+def test_every_key_that_belongs_to_another_is_taken_by_some_choice():
+    of = {f.name: f.metadata["of"] for f in dataclasses.fields(DataSettings) if "of" in f.metadata}
+    assert {key for key, other in of.items() if other == "partition"} == {
+        key for rule in PARTITIONS.values() for key in rule.asks if of.get(key) == "partition"
+    }
+    assert {key for key, other in of.items() if other == "name"} == {
+        key for load in DATASETS.values() for key in load.asks if of.get(key) == "name"
+    }
+    assert {key for key, other in of.items() if other == "degrade"} == {
+        k for keys in DEGRADATIONS.values() for k in keys
+    }
+    assert {key for key, other in of.items() if other == "corrupt"} == set(corrupt.takes("cifar_s"))
+
+
+def test_defaults_that_are_written_out_are_no_mistake():
+    written = DataSettings(partition="iid", alpha=0.3, volume=500, pairs="code", fold=0, path="", rows=2000)
+    assert same(federate_data(written, 0), federate_data(DataSettings(partition="iid"), 0))
 
 
 # --- files --------------------------------------------------------------------------------------------------

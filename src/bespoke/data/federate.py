@@ -61,6 +61,14 @@ def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -
 
 def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> tuple[FederatedData, Partition]:
     """The federation of :func:`federate_data`, and the partition it came from with its number of tries."""
+    source = check_settings(settings)
+    draws = generator(seed, LOAD)
+    examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
+    return _spread(examples, settings, seed, skip_empty)
+
+
+def check_settings(settings: DataSettings) -> Function:
+    """Refuse what can be refused before any data is read, and return the data set."""
     check(settings, "[data]")
     source = DATASETS.find(settings.name, "[data] name")
     takes = source.takes(KEYS)
@@ -70,11 +78,9 @@ def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> 
     if settings.pool == "split" and "test" not in takes:
         refuse_given(settings, "[data]", ("test",), 'pool = "split"', ())
     _check_together(settings)
-    if settings.partition != "auto":
+    if settings.partition != "auto":  # which the data decide
         _check_partition(settings)
-    draws = generator(seed, LOAD)
-    examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
-    return _spread(examples, settings, seed, skip_empty)
+    return source
 
 
 def _examples(found: Any, settings: DataSettings, rng: np.random.Generator) -> Examples:
