@@ -2,10 +2,10 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,47 @@ from bespoke.data import from_arrays, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
+from bespoke.registry import closest
 from bespoke.runs.execution import execute
 from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import Evaluation, Event, Federation
 from bespoke.runs.results import Run, ready
 
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
+
+
+class Options(TypedDict, total=False):
+    """How a run is carried out, which is no part of the experiment: what :func:`run` and :func:`federate` share."""
+
+    backend: str  # batched: a cohort at once; loop: one client after another; auto: as suits the device
+    device: str  # cpu, cuda or auto
+    precision: str  # of products of matrices on CUDA: fp32, tf32, or bf16, which the shipped models know and auto takes
+    states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
+    resume: bool  # continue from the newest sound checkpoint in the folder
+    callbacks: Sequence[Callable[[Event], None]]  # called after every round
+    checkpoint_every: int  # rounds
+    stop: Callable[[], bool]  # asked after every round whether to stop there
+    about: dict[str, Any]  # added to environment.json
+
+
+_DEFAULTS: Options = {
+    "backend": "auto",
+    "device": "auto",
+    "precision": "auto",
+    "states": "device",
+    "resume": False,
+    "callbacks": (),
+    "checkpoint_every": 10,
+    "stop": lambda: False,
+    "about": {},
+}
+
+
+def _check_arguments(call: str, given: Collection[str], known: Collection[str]) -> None:
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        near = closest(unknown[0], known)
+        raise UserError(f"{call}(...) has no argument {unknown[0]!r}{near}; it takes {', '.join(known)}")
 
 
 def pick_backend(backend: str, device: torch.device) -> str:
@@ -115,28 +150,19 @@ def _initial(task: Task, seed: int) -> Tree:
 def run(
     experiment: Experiment | str | Path,
     out: str | Path | None = None,
-    *,
-    backend: str = "auto",
-    device: str = "auto",
-    precision: str = "auto",
-    states: str = "device",
-    resume: bool = False,
-    callbacks: Sequence[Callable[[Event], None]] = (),
-    checkpoint_every: int = 10,
-    stop: Callable[[], bool] = lambda: False,
-    about: dict[str, Any] | None = None,
+    **options: Unpack[Options],
 ) -> Run:
     """Run an experiment, or the one in a file or of a shipped name, and return its records and models.
 
-    ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
-    goes on from the newest sound checkpoint in ``out``. ``precision`` is that of products of matrices on CUDA:
-    ``fp32``, ``tf32``, or ``bf16``, which the shipped models know and ``auto`` takes. ``states`` says where the
-    states of clients are kept while they are not at work: on the ``device``, on the ``host``, or on ``disk``, for
-    populations larger than memory. ``about`` is added to ``environment.json``.
+    ``out`` is the run's folder; without one, the records live as long as the returned object. The other arguments
+    are those of :class:`Options`, such as ``device="cpu"`` or ``resume=True``. A module that the experiment names,
+    as in ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so.
 
     Under ``torchrun`` the clients are spread over its processes; the first one keeps the records and calls
     ``callbacks``, and every one returns the whole result.
     """
+    _check_arguments("run", options, _DEFAULTS)
+    chosen = _DEFAULTS | options
     processes.join()
     if isinstance(experiment, str | Path):
         experiment, _ = load(experiment)
@@ -147,11 +173,10 @@ def run(
     with processes.one_first():  # what is prepared for the first time is kept in files
         pool, partition = partitioned(data, experiment.seed, experiment.training.skip_empty)
     shape = tuple(pool.x.shape[1:])
-    where, dtype = pick_device(device), torch.get_default_dtype()
-    task = build_task(model, shape, pool.num_classes, where, dtype, pick_precision(precision, where, dtype))
-    federation = _assemble(experiment, pool, task, _initial(task, experiment.seed), backend, states, callbacks)
-    described = partition.describe()
-    return execute(experiment, federation, pool, described, out, resume, checkpoint_every, stop, about or {})
+    where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
+    own = pick_precision(chosen["precision"], where, dtype)
+    task = build_task(model, shape, pool.num_classes, where, dtype, own)
+    return _carry_out(experiment, pool, task, partition.describe(), out, chosen)
 
 
 def federate(
@@ -166,31 +191,30 @@ def federate(
     new_clients: int = 0,
     num_classes: int | None = None,
     out: str | Path | None = None,
-    backend: str = "auto",
-    device: str = "auto",
-    precision: str = "auto",
-    states: str = "device",
-    resume: bool = False,
     evaluate_every: int = 0,
-    callbacks: Sequence[Callable[[Event], None]] = (),
-    **training: Any,
+    patience: int = 0,
+    **settings: Any,
 ) -> Run:
     """Train a personal model for each of one's own clients.
 
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
     ``model`` any module whose sub-module ``head`` maps features to logits, its weights being the common
-    start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
-    ``num_classes`` defaults to the largest label plus one; the other arguments are as in :func:`run`.
+    start. ``num_classes`` defaults to the largest label plus one. With ``evaluate_every`` the clients are evaluated
+    every so many rounds; ``patience`` stops the run after so many evaluations without a better validation accuracy.
+    ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` that
+    :func:`run` takes as well; ``out`` is as there.
     """
     processes.join()
     if not isinstance(model, nn.Module):
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
-    known = {f for f in Training.__dataclass_fields__}
-    unknown = sorted(training.keys() - known)
-    if unknown:
-        raise UserError(f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}")
+    _check_arguments("federate", settings, [*Training.__dataclass_fields__, *_DEFAULTS])
+    chosen = cast(Options, {name: settings.pop(name, default) for name, default in _DEFAULTS.items()})
     experiment = Experiment(
-        algorithm=algorithm, training=Training(**training), evaluation=Evaluation(every=evaluate_every), seed=seed
+        data=DataSettings(validation=validation),
+        algorithm=algorithm,
+        training=Training(**settings),
+        evaluation=Evaluation(every=evaluate_every, patience=patience),
+        seed=seed,
     )
     pool = from_arrays(
         clients,
@@ -201,8 +225,8 @@ def federate(
         seed=seed,
         skip_empty=experiment.training.skip_empty,
     )
-    where, dtype = pick_device(device), torch.get_default_dtype()
-    own = pick_precision(precision, where, dtype)
+    where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
+    own = pick_precision(chosen["precision"], where, dtype)
     task = Task(lambda: copy.deepcopy(model), head, pool.num_classes, where, dtype, own)
     experiment = replace(
         experiment,
@@ -216,8 +240,21 @@ def federate(
         ),
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
     )
-    federation = _assemble(experiment, pool, task, _initial(task, seed), backend, states, callbacks)
-    return execute(experiment, federation, pool, {}, out, resume, 10, lambda: False, {})
+    return _carry_out(experiment, pool, task, {}, out, chosen)
+
+
+def _carry_out(
+    experiment: Experiment,
+    pool: FederatedData,
+    task: Task,
+    described: dict[str, Any],
+    out: str | Path | None,
+    chosen: Options,
+) -> Run:
+    params, callbacks = _initial(task, experiment.seed), chosen["callbacks"]
+    federation = _assemble(experiment, pool, task, params, chosen["backend"], chosen["states"], callbacks)
+    resume, every, stop, about = (chosen["resume"], chosen["checkpoint_every"], chosen["stop"], chosen["about"])
+    return execute(experiment, federation, pool, described, out, resume, every, stop, about)
 
 
 def _digest(*parts: Any) -> str:
