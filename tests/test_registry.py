@@ -1,5 +1,6 @@
 """Your own methods, models, data sets and partitions: registered by name, offered by packages, named by module path."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from small_runs import assert_same_result, command, experiment, tables, write
 from torch import nn
 
 import bespoke
+from bespoke import registry
 from bespoke.algorithms import ALGORITHMS
 from bespoke.core.objective import OBJECTIVES
 from bespoke.data import DATASETS, PARTITIONS, Examples, Partition, partitioned
@@ -29,6 +31,7 @@ def put_back(monkeypatch):
     """Leave the tables, and what was imported, as they were."""
     before = [dict(table) for table in TABLES]
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(registry, "_ANNOUNCED", set())
     modules = set(sys.modules)
     yield
     for table, shipped in zip(TABLES, before, strict=True):
@@ -427,7 +430,7 @@ def test_everything_is_named_by_module_path_in_a_file(here):
     path = write(here / "x.toml", **PATHS)
     done = command("run", path, "--out", "run", "--quiet")
     assert done.code == 0, done.err
-    assert set(done.err.splitlines()) == {NOTE.format(here)}
+    assert done.err.splitlines() == [NOTE.format(here)]
     config = RunFolder("run").config()
     assert (config["data"]["name"], config["data"]["partition"]) == ("mine:load", "mine:split")
     assert (config["model"]["name"], config["algorithm"]) == ("mine:build", {"name": "mine:FedALA", "strength": 2.0})
@@ -558,6 +561,11 @@ def test_what_a_module_path_does_not_lead_to(here, setting, name):
     for word in FAULTS[name]:
         assert word in found
     assert not Path("run").exists()
+
+
+def test_a_module_that_is_there_already_is_announced_too(here):
+    done = command("run", write(here / "x.toml"), "--set", "data.name=json:loads")
+    assert done.code == 2 and done.err.startswith(f"note: importing the module 'json' from {json.__file__}, which")
 
 
 def test_a_mistake_in_a_file_names_the_file(here):

@@ -92,7 +92,7 @@ class Registry(UserDict[str, T]):
     def import_path(self, name: Any, where: str) -> None:
         """Import the object that a module path names, and add it under that path; other names are left alone."""
         if is_path(name):
-            self[name] = self.read(import_object(name, where, known=name in self), f"{where} = {name!r}")
+            self[name] = self.read(import_object(name, where), f"{where} = {name!r}")
 
     def docs(self, doc: Callable[[T], str]) -> dict[str, str]:
         """Return one line on each, ``doc`` of it; what an installed package offers is not imported for that."""
@@ -108,14 +108,18 @@ def first_line(doc: str | None) -> str:
 # --- module paths -------------------------------------------------------------------------------------------------
 
 
-def import_object(path: str, where: str, known: bool = False) -> Any:
-    """Import ``module:name`` from the working directory or Python's path, and say so on stderr unless it is known."""
+_ANNOUNCED: set[str] = set()
+
+
+def import_object(path: str, where: str) -> Any:
+    """Import ``module:name`` from the working directory or Python's path; say so on stderr, once for each module."""
     name, _, inside = path.partition(":")
     if not _PATH.fullmatch(path) or name.endswith(".py"):
         raise UserError(f"{where}: {path!r} is no module path: write MODULE:NAME, such as mine:FedALA")
     top = name.partition(".")[0]
     place = _find(top, where)
-    if not known:
+    if name not in sys.modules or name not in _ANNOUNCED:
+        _ANNOUNCED.add(name)
         print(f"note: importing the module {name!r} from {place}, which runs its code", file=sys.stderr, flush=True)
     module = _import(name, top, place, where)
     found: Any = module

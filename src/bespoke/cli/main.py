@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2.
 
-    Of several processes the first alone prints, and an error is told by the one that meets it first.
+    Of several processes only the first prints, and the first failing process reports the error.
     """
     try:
         with _one_voice():
@@ -141,14 +141,14 @@ def run(
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as the device likes.")
+        str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as suits the device.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="Of products on CUDA: fp32, tf32 or bf16; auto: bf16, the fastest.")
+        str, typer.Option(help="Precision of matmuls and convolutions on CUDA: fp32, tf32 or bf16; auto: bf16.")
     ] = "auto",
     states: Annotated[
-        str, typer.Option(help="Where states of clients not at work are: device, host, or disk for very many clients.")
+        str, typer.Option(help="Where idle clients' states are kept: device, host, or disk for very many clients.")
     ] = "device",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
