@@ -313,7 +313,7 @@ def test_an_output_below_a_plain_file_or_not_writable_is_refused(tmp_path, monke
     for path in (tmp_path / "file" / "run", tmp_path / "file"):
         with pytest.raises(UserError, match=r"cannot write to the folder .*choose another output"):
             RunFolder.create(path)
-    with pytest.raises(UserError, match=r"cannot write .*Not a directory; mend that"):
+    with pytest.raises(UserError, match=r"cannot write .*Not a directory; fix the problem"):
         write_atomic(tmp_path / "file" / "x", "")
 
     def touch(self):

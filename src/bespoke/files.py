@@ -12,11 +12,14 @@ from bespoke.errors import UserError
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def reason_and_cure(error: OSError) -> str:
+    """Return why the system did not let us write, and what to do about it."""
+    return f"{error.strerror or error}; {'make room' if error.errno in _FULL else 'fix the problem'}"
+
+
 def write_error(path: Path, error: OSError) -> UserError:
-    """The sentence for a file that the system did not let us write."""
-    cure = "make room" if error.errno in _FULL else "mend that"
-    reason = error.strerror or str(error)
-    return UserError(f"cannot write {path}: {reason}; {cure}, then continue a started run with --resume")
+    """Return the sentence for a file that the system did not let us write."""
+    return UserError(f"cannot write {path}: {reason_and_cure(error)}, then continue a started run with --resume")
 
 
 def fsync_folder(path: Path) -> None:
@@ -28,26 +31,30 @@ def fsync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[bytes]) -> None:
-    """Writes `path` whole or not at all: temporary file beside it, fsync, rename, fsync of the folder.
+def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file whole or not at all: a temporary file beside it, fsync, rename, fsync of the folder.
 
-    `data` may come in pieces, made while they are written, so that a large file never lies in memory.
+    The pieces may be made while they are written, so that a large file never lies in memory.
     """
-    path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    except BaseException:
+        if temporary.is_file():
+            temporary.unlink()
+        raise
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[bytes]) -> None:
+    """Write a file of a run whole or not at all, or say in one sentence why that failed."""
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     try:
-        try:
-            with temporary.open("wb") as file:
-                for piece in pieces:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            fsync_folder(path.parent)
-        except BaseException:
-            if temporary.is_file():
-                temporary.unlink()
-            raise
+        write_whole(Path(path), pieces)
     except OSError as error:
-        raise write_error(path, error) from error
+        raise write_error(Path(path), error) from error

@@ -14,6 +14,9 @@ import bespoke
 from bespoke.errors import UserError
 
 TOML = {"training": {"rounds": 1}}
+# The small experiment's own data set has keys that mean nothing to files.
+FILES = {"name": "files", "partition": "auto", "clients": 0}
+FILES |= {key: bespoke.DataSettings.__dataclass_fields__[key].default for key in ("rows", "dim")}
 
 
 def sentence(*arguments, tmp_path):
@@ -27,7 +30,7 @@ def save_clients(folder, **clients):
     folder.mkdir(exist_ok=True)
     for name, parts in clients.items():
         np.savez(folder / f"{name}.npz", **dict(zip(("x", "y", "x_test", "y_test"), parts, strict=False)))
-    return {"data": {"name": "files", "path": str(folder / "*.npz"), "partition": "auto", "clients": 0}, **TOML}
+    return {"data": FILES | {"path": str(folder / "*.npz")}, **TOML}
 
 
 def told(clients, model=None, head="fc", **settings):
@@ -210,7 +213,7 @@ def test_a_client_of_another_kind(client, words):
         ({"seed": -1}, ["seed", "at least 0"]),
         ({"seed": "x"}, ["seed", "'x'"]),
         ({"algorithm": "fedrap"}, ["did you mean 'fedrep'"]),
-        ({"algorithm": bespoke.FedRep}, ["takes a method or its name"]),
+        ({"algorithm": bespoke.FedRep}, ["takes a method or its name, not the class FedRep: add (), as in FedRep()"]),
         ({"device": "gpu"}, ["no device 'gpu'"]),
         ({"backend": "fast"}, ["no backend 'fast'"]),
         ({"states": "ram"}, ["states cannot be kept on 'ram'", "device, host, disk"]),
@@ -367,7 +370,9 @@ SET = {
     "data.clients=500": ["500 clients are more than the 160 rows"],
     "data.alpha=0": ["--set data.alpha=0", "greater than 0"],
     "data.alpha=-1": ["greater than 0", "-1"],
-    "data.name=digit": ["'digit' is none of", "did you mean 'digits'"],
+    "data.name=digit": ["[data] name: there is no data set 'digit'", "did you mean 'digits'"],
+    "data.volume=9": ["[data] volume = 9 means nothing to partition dirichlet, which takes alpha, min_rows, balance"],
+    "data.path=x": ["[data] path = 'x' means nothing to data set gaussian, which takes num_classes, rows, dim, spread"],
     "data.partition=dirichle": ["'dirichlet'", "'dirichle'"],
     "data.partition=natural": ["no clients of its own"],
     "data.min_rows=100": ["need more than the 160 rows"],
@@ -375,7 +380,7 @@ SET = {
     "data.validation=1": ["at most 0.99"],
     "data.test=2": ["at most 0.99"],
     "data.pool=split": ["no official test rows"],
-    "model.name=resnet": ["'resnet' is none of", "linear"],
+    "model.name=resnet": ["[model] name: there is no model 'resnet'", "linear"],
     "model.name=mpl": ["did you mean 'mlp'"],
     "model.norm=group": ["norm of linear", "'none'"],
     "training.lr=0": ["greater than 0"],
@@ -428,8 +433,8 @@ def test_wrong_files_of_clients(make, words, tmp_path):
     folder = tmp_path / "clients"
     folder.mkdir()
     make(folder)
-    path = write(tmp_path / "x.toml", data={"name": "files", "path": str(folder / "*.npz"), "partition": "auto"})
-    found = sentence("run", path, "--set", "data.clients=0", tmp_path=tmp_path)
+    path = write(tmp_path / "x.toml", data=FILES | {"path": str(folder / "*.npz")})
+    found = sentence("run", path, tmp_path=tmp_path)
     for word in words:
         assert word in found
 

@@ -86,7 +86,7 @@ def test_import_with_trust(run, rows, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["import", "minst", "a.npz"], "no data set 'minst' to bring here: did you mean 'mnist'?"),
+        (["import", "minst", "a.npz"], "no data set 'minst' to bring here (did you mean 'mnist'?)"),
         (["import", "mnist", "none.npz"], "there is no file none.npz"),
         (["import", "digit5", "a.npz"], "digit5 is made of mnist, svhn, usps, syn_digits, mnist_m: import these"),
         (["fetch", "syn_digits_12k"], "syn_digits_12k cannot be downloaded: it needs an account"),
@@ -151,7 +151,7 @@ def test_list_as_json(run, rows, tmp_path):
 
 def test_list_on_a_terminal_is_a_table():
     main, child = pty.openpty()
-    code = "from bespoke.data_cli import app; app(['list'], standalone_mode=False)"
+    code = "from bespoke.cli.data import app; app(['list'], standalone_mode=False)"
     environment = os.environ | {"COLUMNS": "200", "TERM": "xterm"}
     done = subprocess.run([sys.executable, "-c", code], stdout=child, env=environment, timeout=120, check=True)
     os.close(child)

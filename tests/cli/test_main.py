@@ -87,7 +87,15 @@ def test_help_names_every_command_and_option():
     ("arguments", "words"),
     [
         ("run", ["'EXPERIMENT'", "(see bespoke run --help)"]),
-        ("run demo --rounds 3", ["'--rounds'", "a setting of the experiment is changed with --set"]),
+        (
+            "run demo --rounds 3",
+            ["there is no option --rounds: write --set training.rounds=3 (see bespoke run --help)"],
+        ),
+        ("run demo --lr=0.1", ["write --set training.lr=0.1 "]),
+        ("run demo --weight-decay 1e-3 --seed 1", ["write --set training.weight_decay=1e-3 "]),
+        ("run demo --full-last --seed 1", ["write --set training.full_last=VALUE "]),
+        ("run demo --alph 3", ["'--alph'", "a setting of the experiment is changed with --set"]),
+        ("compare demo --lr 3", ["'--lr'", "(see bespoke compare --help)"]),
         ("run demo --seeds x", ["'--seeds'", "'x'", "integer"]),
         ("run demo --seed 0 1", ["(1)"]),
         ("run demo --checkpoint-every 0", ["'--checkpoint-every'", "x>=1"]),
@@ -512,7 +520,7 @@ def test_a_list_of_something_else():
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    script = "import sys; from bespoke.cli import main; sys.argv = ['bespoke', 'list', 'partitions']; main()"
+    script = "import sys; from bespoke.cli.main import main; sys.argv = ['bespoke', 'list', 'partitions']; main()"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, timeout=60)

@@ -290,7 +290,7 @@ def test_one_pair_for_half_the_new_or_all_clients():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("gausian_noise:3", "no corruption 'gausian_noise'; did you mean 'gaussian_noise'"),
+        ("gausian_noise:3", "no corruption 'gausian_noise' .did you mean 'gaussian_noise'"),
         ("cifars", "did you mean 'cifar_s'"),
         ("zzz:1", "there are cifar_s, motion_blur, .*contrast"),
         ("fog", "give a severity from 1 to 5, as in 'fog:3'"),
@@ -313,7 +313,7 @@ def pictures(monkeypatch, tmp_path):
     """A data set of 60 images, and a folder of data sets of its own."""
     monkeypatch.setenv("BESPOKE_DATA", str(tmp_path / "data"))
     x = scenes(60)
-    monkeypatch.setitem(DATASETS, "pictures", lambda settings, rng: Examples(x, np.arange(60) % 3, 3))
+    monkeypatch.setitem(DATASETS, "pictures", DATASETS.read(lambda: Examples(x, np.arange(60) % 3, 3), "here"))
     return x
 
 
@@ -379,11 +379,11 @@ def test_a_folder_that_cannot_be_written_does_no_harm(pictures, tmp_path, monkey
 
 
 def test_a_full_disk_leaves_nothing_behind(pictures, tmp_path, monkeypatch):
-    def full(file, array):
-        file.write(b"half")
+    def full(array):
+        yield b"half"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(store, "npy", full)
     federation()
     assert list((tmp_path / "data" / "derived").iterdir()) == []
 

@@ -205,7 +205,7 @@ def pictures(monkeypatch):
     """A data set of 720 small colour images of four classes, a sixth of them official test rows."""
     x = np.random.default_rng(3).integers(0, 256, (720, 3, 8, 8), dtype=np.uint8)
     examples = Examples(x, np.arange(720) % 4, 4, official_test=np.arange(720) >= 600)
-    monkeypatch.setitem(DATASETS, "pictures", lambda settings, rng: examples)
+    monkeypatch.setitem(DATASETS, "pictures", DATASETS.read(lambda: examples, "here"))
     return x
 
 
@@ -246,7 +246,7 @@ def test_settings_that_make_no_sense(pictures):
 
 def test_grey_images_have_no_colours_to_change(monkeypatch):
     grey = Examples(np.zeros((60, 1, 8, 8), np.uint8), np.arange(60) % 3, 3)
-    monkeypatch.setitem(DATASETS, "grey", lambda settings, rng: grey)
+    monkeypatch.setitem(DATASETS, "grey", DATASETS.read(lambda: grey, "here"))
     for change in ({"degrade": "fedpce", "partition": "degradations"}, {"normalise": "imagenet"}):
         with pytest.raises(UserError, match=r"needs three colour channels, but 'grey' has 1"):
             partitioned(DataSettings(name="grey", clients=6, **change), 0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import zipfile
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from bespoke import data
 from bespoke.data import (
     DATASETS,
+    PARTITIONS,
     DataSettings,
     Examples,
     federate_data,
@@ -20,6 +22,9 @@ from bespoke.data import (
     pool_of,
 )
 from bespoke.data.examples import train_count
+from bespoke.data.images import corrupt
+from bespoke.data.images.degrade import DEGRADATIONS
+from bespoke.data.partition.replay import replay
 from bespoke.data.pool import cut
 from bespoke.errors import UserError
 
@@ -174,14 +179,14 @@ def test_new_clients_are_the_last_ones(partition):
     assert pool.names == tuple("01234567")
 
 
-def official(settings, rng):
+def official():
     """Five train rows for every test row, two owners."""
     y = np.repeat(np.arange(3), 60)
     return Examples(np.arange(180.0)[:, None], y, 3, np.arange(180) % 6 == 0, np.arange(180) % 4 // 2, ("anna", "bert"))
 
 
 def test_official_test_rows_follow_the_clients_classes(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     settings = DataSettings(name="official", pool="split", partition="dirichlet", clients=5, alpha=0.5)
     pool = federate_data(settings, 0)
     assert sorted(pool.test.index.tolist()) == list(range(0, 180, 6))
@@ -192,7 +197,7 @@ def test_official_test_rows_follow_the_clients_classes(monkeypatch):
 
 
 def test_merged_rows_are_split_anew(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     for pool in ("train+test", "auto"):
         settings = DataSettings(name="official", pool=pool, partition="iid", clients=5)
         merged = federate_data(settings, 0)
@@ -201,7 +206,7 @@ def test_merged_rows_are_split_anew(monkeypatch):
 
 
 def test_natural_clients_keep_their_official_test_rows(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     pool = federate_data(DataSettings(name="official"), 0)
     assert pool.names == ("anna", "bert")
     assert rows(pool, "test") == [[i for i in range(0, 180, 6) if i % 4 // 2 == c] for c in (0, 1)]
@@ -216,8 +221,11 @@ def test_natural_clients_keep_their_official_test_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"name": "digit"}, "'digit' is none of digits, gaussian, .*: did you mean 'digits'"),
-        ({"name": "zzz"}, "'zzz' is none of digits"),
+        (
+            {"name": "digit"},
+            r"\[data\] name: there is no data set 'digit' \(did you mean 'digits'\?\); there are digits, gaussian",
+        ),
+        ({"name": "zzz"}, "there is no data set 'zzz'; there are digits"),
         ({"alpha": 0.0}, "alpha must be greater than 0, not 0.0"),
         ({"alpha": -0.5}, "alpha must be greater than 0"),
         ({"clients": 1798, "partition": "iid"}, "1798 clients are more than the 1797 rows"),
@@ -226,7 +234,7 @@ def test_natural_clients_keep_their_official_test_rows(monkeypatch):
         ({"new_clients": 20}, "20 of 20 clients cannot be new"),
         ({"pool": "split"}, "'digits' has no official test rows"),
         ({"partition": "natural"}, "no clients of its own"),
-        ({"partition": "dirchlet"}, "partition must be one of"),
+        ({"partition": "dirchlet"}, r"no partition 'dirchlet' \(did you mean 'dirichlet'\?\); there are auto, iid"),
         ({"test": 1.0}, "test must be at least 0 and at most 0.99"),
         ({"keep": 0.0}, "keep must be greater than 0"),
         ({"name": "files"}, "path is empty"),
@@ -257,7 +265,7 @@ def test_a_share_of_all_rows_is_drawn_first():
 
 
 def test_a_share_of_official_rows_stays_apart(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     settings = DataSettings(name="official", pool="split", partition="iid", clients=3, subsample=0.5)
     pool = federate_data(settings, 0)
     assert len(pool.train.index) + len(pool.test.index) <= 90
@@ -266,14 +274,14 @@ def test_a_share_of_official_rows_stays_apart(monkeypatch):
 
 
 def test_replay_through_the_settings(monkeypatch):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     settings = DataSettings(
         name="official", pool="train+test", partition="dirichlet", clients=5, alpha=0.5, replay=42, min_rows=10
     )
     pool, found = partitioned(settings, 0)
     other, again = partitioned(settings, 99)  # the script's seed counts, not the run's
     assert found.hash() == again.hash() and same(pool, other)
-    wanted = data.replay.replay(np.repeat(np.arange(3), 60), 42, 5, 0.5, 10, 0.2)
+    wanted = replay(np.repeat(np.arange(3), 60), 42, 5, 0.5, 10, 0.2)
     assert rows(pool, "train") == [own.tolist() for own in wanted.train]
     assert rows(pool, "test") == [own.tolist() for own in wanted.test]
     less, _ = partitioned(dataclasses.replace(settings, keep=0.5, keep_rows=9), 0)
@@ -293,7 +301,7 @@ def test_the_hash_knows_the_split():
 def test_domains_name_their_clients(monkeypatch):
     y = np.arange(240) % 4
     domains = Examples(np.zeros((240, 2)), y, 4, domain=np.arange(240) % 2, domain_names=("ink", "chalk"))
-    monkeypatch.setitem(DATASETS, "domains", lambda settings, rng: domains)
+    monkeypatch.setitem(DATASETS, "domains", DATASETS.read(lambda: domains, "here"))
     settings = DataSettings(name="domains", partition="domain", clients=6, new_clients=2, inside="iid")
     pool = federate_data(settings, 0)
     assert [name.split("-")[0] for name in pool.names] == ["ink", "ink", "chalk", "chalk", "ink", "chalk"]
@@ -305,7 +313,7 @@ def test_domains_name_their_clients(monkeypatch):
     [
         ({"folds": 1}, "folds = 1, fold = 0: give at least 2 folds"),
         ({"folds": 5, "fold": 5}, "folds = 5, fold = 5: give at least 2 folds, and one of 0"),
-        ({"replay": 42, "partition": "iid"}, 'replay repeats pFedFDA.* set partition = "dirichlet"'),
+        ({"replay": 42, "partition": "iid"}, "replay = 42 means nothing to partition iid, which takes no settings"),
         ({"replay": 42, "balance": False, "partition": "dirichlet"}, "replay repeats pFedFDA's script: leave balance"),
         ({"replay": 42, "subsample": 0.5, "partition": "dirichlet"}, "subsample, folds and validation off"),
         ({"pool": "split", "folds": 5}, "folds makes test rows of its own"),
@@ -315,9 +323,77 @@ def test_domains_name_their_clients(monkeypatch):
     ],
 )
 def test_keys_that_contradict_each_other(monkeypatch, change, sentence):
-    monkeypatch.setitem(DATASETS, "official", official)
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
     with pytest.raises(UserError, match=sentence):
         federate_data(DataSettings(**({"name": "official", "partition": "iid", "clients": 5} | change)), 0)
+
+
+MEANINGLESS = [
+    (
+        {"partition": "iid", "alpha": 0.1},
+        "alpha = 0.1 means nothing to partition iid, which takes no settings of its own",
+    ),
+    ({"partition": "iid", "min_rows": 3}, "min_rows = 3 means nothing to partition iid"),
+    ({"partition": "iid", "balance": False}, "balance = False means nothing to partition iid"),
+    (
+        {"partition": "dirichlet", "volume": 9},
+        "partition dirichlet, which takes alpha, min_rows, balance, replay: leave",
+    ),
+    ({"partition": "equal_dirichlet", "min_rows": 3}, "partition equal_dirichlet, which takes alpha, volume: leave"),
+    ({"partition": "pathological", "alpha": 0.1}, "which takes classes_per_client, rows_per_class, class_draw: leave"),
+    ({"partition": "power_law", "class_draw": "independent"}, "which takes classes_per_client, rows_per_class: leave"),
+    ({"partition": "domain", "replay": 42}, "partition domain, which takes alpha, min_rows, balance, inside: leave"),
+    ({"partition": "domain", "inside": "iid", "alpha": 0.1}, "partition domain, which takes inside: leave"),
+    ({"partition": "degradations", "alpha": 0.1}, "partition degradations, which takes min_rows, balance: leave"),
+    ({"partition": "natural", "alpha": 0.1}, "partition natural, which takes no settings of its own"),
+    ({"partition": "auto", "volume": 3}, "volume = 3 means nothing to partition dirichlet"),
+    ({"name": "synthetic_hierarchy", "alpha": 0.1}, "alpha = 0.1 means nothing to partition natural"),
+    ({"path": "*.npz"}, r"path = '\*.npz' means nothing to data set digits, which takes no settings of its own"),
+    ({"num_classes": 3}, "num_classes = 3 means nothing to data set digits"),
+    ({"name": "gaussian", "path": "x"}, "data set gaussian, which takes num_classes, rows, dim, spread: leave it out"),
+    ({"name": "files", "rows": 3}, "data set files, which takes path, num_classes: leave it out"),
+    ({"name": "mnist", "dim": 3}, "dim = 3 means nothing to data set mnist"),
+    ({"fold": 1}, "fold = 1 means nothing to folds = 0, which takes test: leave it out"),
+    ({"folds": 5, "test": 0.3}, "test = 0.3 means nothing to folds = 5, which takes fold: leave it out"),
+    ({"name": "mnist", "pool": "split", "test": 0.3}, 'test = 0.3 means nothing to pool = "split"'),
+    ({"pairs": "paper"}, "pairs = 'paper' means nothing to corrupt = '', which takes no settings of its own"),
+    (
+        {"corrupt": "fog:3", "pairs": "paper"},
+        "pairs = 'paper' means nothing to corrupt = 'fog:3', which takes corrupt_cli",
+    ),
+    ({"corrupt_clients": "all"}, "corrupt_clients = 'all' means nothing to corrupt = ''"),
+    (
+        {"noise_at": "before"},
+        "noise_at = 'before' means nothing to degrade = 'none', which takes no settings of its own",
+    ),
+    ({"jitter_order": "call"}, "jitter_order = 'call' means nothing to degrade = 'none'"),
+]
+
+
+@pytest.mark.parametrize(("keys", "sentence"), MEANINGLESS)
+def test_keys_that_mean_nothing_are_refused(keys, sentence):
+    with pytest.raises(UserError, match=r"^\[data\] .*leave it out, or set it to its default") as caught:
+        federate_data(DataSettings(**keys), 0)
+    assert re.search(sentence, str(caught.value))
+
+
+def test_every_key_that_belongs_to_another_is_taken_by_some_choice():
+    of = {f.name: f.metadata["of"] for f in dataclasses.fields(DataSettings) if "of" in f.metadata}
+    assert {key for key, other in of.items() if other == "partition"} == {
+        key for rule in PARTITIONS.values() for key in rule.asks if of.get(key) == "partition"
+    }
+    assert {key for key, other in of.items() if other == "name"} == {
+        key for load in DATASETS.values() for key in load.asks if of.get(key) == "name"
+    }
+    assert {key for key, other in of.items() if other == "degrade"} == {
+        k for keys in DEGRADATIONS.values() for k in keys
+    }
+    assert {key for key, other in of.items() if other == "corrupt"} == set(corrupt.takes("cifar_s"))
+
+
+def test_defaults_that_are_written_out_are_no_mistake():
+    written = DataSettings(partition="iid", alpha=0.3, volume=500, pairs="code", fold=0, path="", rows=2000)
+    assert same(federate_data(written, 0), federate_data(DataSettings(partition="iid"), 0))
 
 
 # --- files --------------------------------------------------------------------------------------------------
@@ -595,7 +671,7 @@ def test_a_bad_row_that_nobody_holds_is_refused_too():
 
 def test_public_names_exist():
     assert all(hasattr(data, name) for name in data.__all__)
-    assert all(loader.__doc__ for loader in DATASETS.values())
+    assert all(load.doc for load in DATASETS.values())
 
 
 def test_two_clients_of_one_name_are_refused():

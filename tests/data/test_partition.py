@@ -9,7 +9,7 @@ from bespoke.data.partition import basic, volumes
 from bespoke.data.partition.basic import dirichlet, dirichlet_counts, follow, iid, natural, pathological
 from bespoke.data.partition.groups import degradations, domain
 from bespoke.data.partition.replay import replay
-from bespoke.data.partition.schemes import Known
+from bespoke.data.partition.schemes import Known, split_rows
 from bespoke.data.partition.volumes import equal_dirichlet, power_law
 from bespoke.data.sources import store
 from bespoke.errors import UserError
@@ -36,17 +36,14 @@ def labels(*counts):
     return rng(9).permutation(np.repeat(np.arange(len(counts)), counts))
 
 
-def test_the_table_offers_what_the_settings_allow():
-    choices = DataSettings.__dataclass_fields__["partition"].metadata["choices"]
-    assert choices == ("auto", *PARTITIONS)
-    settings = DataSettings(clients=6, alpha=5.0, volume=12)
+def test_every_partition_is_given_what_it_asks_for():
     y = labels(60, 60, 60)
     known = Known(y, np.arange(180) % 6, np.arange(180) % 3, ("a", "b", "c"), np.arange(180) % 6 == 0)
-    for spec in PARTITIONS.values():
-        found = spec.run(known, settings, rng())
+    for name, rule in PARTITIONS.items():
+        found = split_rows(known, DataSettings(partition=name, clients=6, alpha=5.0, volume=12), rng(), False)
         assert len(found.lists) == 6
         assert_disjoint(found)
-        assert spec.doc
+        assert rule.doc
 
 
 def test_iid_gives_equal_parts_of_all_rows():
@@ -331,7 +328,7 @@ def test_the_power_law_shares_what_is_left_by_lognormal_draws():
 def test_pathological_at_the_size_of_pfedvmp():
     """50 clients with 3 classes of exactly 100 rows, the classes of each drawn on its own."""
     y = np.repeat(np.arange(10), 6000)
-    found = pathological(y, rng(), 50, 3, 100, even=False)
+    found = pathological(y, rng(), 50, 3, 100, class_draw="independent")
     assert_disjoint(found)
     held = class_counts(y, found)
     assert ((held > 0).sum(axis=1) == 3).all()

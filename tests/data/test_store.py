@@ -166,11 +166,11 @@ def test_a_damaged_set_is_told_in_one_sentence(folder, how):
 
 
 def test_a_failed_write_leaves_nothing(folder, monkeypatch):
-    def full(path, parts, header=None):
+    def full(path, pieces):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_put", full)
+        patch.setattr(store, "write_whole", full)
         with pytest.raises(
             UserError, match=r"cannot write the data set set below .*No space left on device; make room"
         ):
@@ -200,7 +200,7 @@ def test_a_disk_that_fills_up_is_told_in_one_sentence(folder):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] != 0
     folder.mkdir()
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
-    assert "cannot write the data set big" in done.stdout and "File too large; make room there" in done.stdout
+    assert "cannot write the data set big" in done.stdout and "File too large; make room, or set" in done.stdout
     assert done.stdout.count("\n") == 1 and list(folder.iterdir()) == []
 
 

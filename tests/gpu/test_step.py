@@ -13,7 +13,7 @@ from torch.func import grad, grad_and_value, vmap
 from torch.nn import functional as F
 
 from bespoke.core import rng
-from bespoke.core.task import masked_mean, row_losses
+from bespoke.core.objective import cross_entropies, masked_mean
 from bespoke.gpu import step
 
 # --- the rules --------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def put_in_place(monkeypatch):
 
 
 def plain_entropy(logits, labels, mask):
-    return masked_mean(row_losses(logits, labels), mask)
+    return masked_mean(cross_entropies(logits, labels), mask)
 
 
 def of_slope(loss):

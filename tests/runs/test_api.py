@@ -292,6 +292,42 @@ def test_where_clients_begin_is_a_part_of_the_data(tmp_path):
         federated(uneven, out=tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("start", [lambda **options: bespoke.run(experiment(rounds=5), **options), federated])
+def test_run_and_federate_share_their_options(start, tmp_path):
+    rounds = []
+    run = start(
+        out=tmp_path / "run",
+        backend="batched",
+        device="cpu",
+        precision="fp32",
+        states="disk",
+        callbacks=[lambda event: rounds.append(event.round)],
+        checkpoint_every=1,
+        stop=lambda: True,
+        about={"who": "me"},
+    )
+    assert rounds == [1] and run.summary["rounds"] == 1
+    environment = run.folder.read_json("environment.json")
+    assert [environment[key] for key in ("backend", "states", "who")] == ["batched", "disk", "me"]
+    assert start(out=tmp_path / "run", resume=True).summary["rounds"] > 1
+    with pytest.raises(UserError, match=r"has no argument 'bakend' \(did you mean 'backend'\?\); it takes"):
+        start(bakend="loop")
+
+
+def test_federate_checkpoints_as_often_as_it_is_told(tmp_path):
+    federated(out=tmp_path, rounds=4, checkpoint_every=2)
+    assert {path.stem for path in (tmp_path / "checkpoints").glob("00*.json")} >= {"000002", "000004"}
+
+
+def test_federate_stops_early():
+    settings = {"rounds": 40, "lr": 1e-6, "validation": 0.3, "evaluate_every": 1}
+    run = federated(**settings, patience=2)
+    assert run.summary["rounds"] == 3  # the first evaluation is the best, and two more are no better
+    assert run.experiment.evaluation.patience == 2
+    with pytest.raises(UserError, match="patience stops early on validation accuracy"):
+        federated(patience=2, evaluate_every=1)
+
+
 # --- one's own method ---------------------------------------------------------------------------------------------
 
 
@@ -330,9 +366,9 @@ def test_a_registered_method_runs_by_name(listed, tmp_path):
 
 
 def test_what_cannot_be_registered(listed):
-    with pytest.raises(ValueError, match="name is taken"):
+    with pytest.raises(UserError, match="fedavg is a method of bespoke itself: choose another name"):
         bespoke.register("fedavg", Mine)
-    with pytest.raises(TypeError, match="gives dict, not a bespoke Algorithm"):
+    with pytest.raises(UserError, match=r"dict gives a dict, not a bespoke\.Algorithm"):
         bespoke.register("mine", dict)
 
 

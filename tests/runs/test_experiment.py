@@ -12,6 +12,7 @@ from small_runs import TABLES, command, experiment, tables, write
 
 import bespoke
 from bespoke.algorithms import ALGORITHMS, method_class
+from bespoke.data import federate_data
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models.settings import ModelSettings
@@ -192,7 +193,9 @@ def test_bytes_that_are_not_text_are_told(tmp_path):
     ("make", "words"),
     [
         (lambda: bespoke.Experiment(data={"name": "digits"}), ["[data]", "DataSettings"]),
-        (lambda: bespoke.Experiment(algorithm=bespoke.FedAvg), ["takes a method or its name"]),
+        (lambda: bespoke.Experiment(algorithm=bespoke.FedAvg), ["not the class FedAvg: add (), as in FedAvg()"]),
+        (lambda: bespoke.Experiment(algorithm=3), ["takes a method or its name, not 3"]),
+        (lambda: bespoke.Experiment(algorithm="FedRep"), ["did you mean 'fedrep'"]),
         (lambda: bespoke.Experiment(algorithm="fedavk"), ["did you mean 'fedavg'"]),
         (lambda: bespoke.Experiment(training=bespoke.Training(rounds=0)), ["[training] rounds", "at least 1"]),
         (lambda: bespoke.Experiment(training=bespoke.Training(lr="0.1")), ["[training] lr", "a number", "'0.1'"]),
@@ -236,6 +239,55 @@ def test_a_name_that_is_none_shows_the_closest():
 def test_a_folder_is_no_experiment(tmp_path):
     with pytest.raises(UserError, match="there is no experiment file"):
         find(str(tmp_path))
+
+
+# --- paths in a file ----------------------------------------------------------------------------------------------
+
+
+def save_client(folder, rows):
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "anna.npz", x=np.eye(rows), y=np.arange(rows) % 2)
+
+
+def clients_of(path, *overrides):
+    loaded, _ = load(path, None, overrides)
+    return federate_data(loaded.located()[0], 0).x.shape[0]
+
+
+def test_a_path_starts_at_the_folder_of_the_file(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    save_client(tmp_path / "study" / "clients", 8)
+    file = tmp_path / "study" / "x.toml"
+    file.write_text(
+        '[data]\nname = "files"\npath = "clients/*.npz"\n[model]\nname = "linear"\n[training]\nrounds = 1\n'
+    )
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert clients_of(file) == 8
+    assert load(file)[0].data.path == "clients/*.npz"  # as it was written: the hash does not know where the file lies
+    in_python = bespoke.Experiment(
+        data=DataSettings(name="files", path="clients/*.npz"),
+        model=ModelSettings("linear"),
+        training=bespoke.Training(rounds=1),
+    )
+    assert load(file)[0].hash() == in_python.hash()
+    with pytest.raises(UserError, match="no file matches"):
+        federate_data(in_python.located()[0], 0)  # which knows of no file, and starts here
+    assert command("run", file, "--out", "run").code == 0
+    assert command("run", file, "--out", "run", "--resume", "--set", "training.rounds=2").code == 0
+    save_client(tmp_path / "elsewhere" / "clients", 6)
+    assert clients_of(file) == 8
+    assert clients_of(file, "data.path=clients/a*.npz") == 6  # what is typed starts where it was typed
+    assert clients_of("run/config.toml") == 6  # where nothing lies beside the file, the working directory counts
+    assert clients_of(file, f"data.path={tmp_path}/study/clients/*.npz") == 8
+
+
+def test_word_vectors_lie_beside_the_file_too(tmp_path, monkeypatch):
+    (tmp_path / "study").mkdir()
+    np.save(tmp_path / "study" / "words.npy", np.zeros((3, 300), np.float32))
+    (tmp_path / "study" / "x.toml").write_text('[model]\nname = "sent140_lstm"\nvectors = "words.npy"\n')
+    monkeypatch.chdir(tmp_path)
+    assert load("study/x.toml")[0].located()[1].vectors == "study/words.npy"
+    assert load("study/x.toml", None, ["model.vectors=words.npy"])[0].located()[1].vectors == "words.npy"
 
 
 # --- presets and overrides ----------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from small_runs import command
 
 import bespoke
 from bespoke.cli import demo
+from bespoke.data.federate import check_settings
+from bespoke.models import build_task
 from bespoke.runs import federation
 from bespoke.runs.experiment import experiments_folder, from_tables, load, shipped
 
@@ -39,6 +41,13 @@ def test_every_experiment_loads_by_name_and_by_path_and_survives_the_round_trip(
     assert source == str(FILES[f"{name}.toml"])
     assert load(FILES[f"{name}.toml"])[0] == loaded
     assert from_tables(tomllib.loads(loaded.toml()), "copy") == loaded
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+def test_every_key_of_an_experiment_means_something(name):
+    loaded, _ = load(name)
+    check_settings(loaded.data)
+    build_task(loaded.model, {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28)}.get(loaded.data.name, (3, 32, 32)), 10)
 
 
 @pytest.mark.parametrize("name", list(shipped()))

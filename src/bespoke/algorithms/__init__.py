@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any
 
 from bespoke.algorithms.apfl import APFL
@@ -34,10 +33,12 @@ from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.algorithms.qlsd import QLSD
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
+from bespoke.errors import UserError
+from bespoke.registry import Registry
 
 Factory = Callable[..., Algorithm]
 
-ALGORITHMS: dict[str, Factory] = {
+_SHIPPED: dict[str, Factory] = {
     "local": LocalOnly,
     "fedavg": FedAvg,
     "fedavg_ft": functools.partial(FedAvg, finetune_epochs=5),
@@ -73,24 +74,34 @@ ALGORITHMS: dict[str, Factory] = {
 }
 
 
-def register(name: str, factory: Factory) -> None:
-    """Add a method of one's own under a name, for experiments and the command line."""
-    made = factory()
+def _factory(thing: Any, where: str) -> Factory:
+    """Check that something makes a method when it is called without arguments."""
+    if isinstance(thing, Algorithm):
+        raise UserError(f"{where}: give the class {type(thing).__name__} itself, without ()")
+    if not callable(thing):
+        raise UserError(f"{where}: {thing!r} is no method: give a subclass of bespoke.Algorithm")
+    name = getattr(thing, "__name__", repr(thing))
+    try:
+        made = thing()
+    except Exception as error:  # a user's class may fail in any way
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{where}: {name}() fails ({reason}): give every field a default that is allowed") from error
     if not isinstance(made, Algorithm):
-        raise TypeError(f"register({name!r}): the factory gives {type(made).__name__}, not a bespoke Algorithm")
-    if name in ALGORITHMS and ALGORITHMS[name] is not factory:
-        raise ValueError(f"register({name!r}): the name is taken; choose another")
-    ALGORITHMS[name] = factory
+        raise UserError(f"{where}: {name} gives a {type(made).__name__}, not a bespoke.Algorithm: derive it from that")
+    return thing
 
 
-def method_class(name: str) -> type[Any]:
-    """The dataclass behind a name."""
-    factory = ALGORITHMS[name]
-    return factory.func if isinstance(factory, functools.partial) else factory  # type: ignore[return-value]
+ALGORITHMS: Registry[Factory] = Registry("method", _SHIPPED, _factory, "bespoke.algorithms")
 
 
-def load_plugins() -> None:
-    """Register the methods that installed packages offer in the entry-point group ``bespoke.algorithms``."""
-    for entry in entry_points(group="bespoke.algorithms"):
-        if entry.name not in ALGORITHMS:
-            register(entry.name, entry.load())
+def register(name: str, factory: Factory) -> None:
+    """Add your own method, a subclass of :class:`Algorithm`, under a name for experiments and the command line.
+
+    Registering a name of yours again replaces it.
+    """
+    ALGORITHMS.register(name, factory, "register")
+
+
+def method_class(name: str) -> type[Algorithm]:
+    """Return the dataclass behind a name."""
+    return type(ALGORITHMS[name]())

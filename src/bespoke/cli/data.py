@@ -150,7 +150,7 @@ def _rows() -> list[dict[str, Any]]:
     from bespoke.data.sources import catalogue, store
     from bespoke.data.sources.built_in import BUILT_IN
 
-    rows: list[dict[str, Any]] = [_built_in(name, loader.__doc__ or "") for name, loader in BUILT_IN.items()]
+    rows: list[dict[str, Any]] = [_built_in(load.__name__, load.__doc__ or "") for load in BUILT_IN]
     for name, entry in catalogue.CATALOGUE.items():
         kept = store.manifest(name) if store.holds(name) else None
         rows.append(

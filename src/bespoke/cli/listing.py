@@ -1,48 +1,41 @@
-"""What there is, by name and in a sentence each. Heavy modules are imported when a list is asked for."""
+"""What there is, by name with one line each. Heavy modules are imported when a list is asked for."""
 
 from collections.abc import Callable
 
 
-def _first_sentence(doc: str | None) -> str:
-    return (doc or "").strip().splitlines()[0] if doc else ""
+def _algorithms() -> dict[str, str]:
+    from bespoke.algorithms import ALGORITHMS
+    from bespoke.registry import first_line
+
+    return ALGORITHMS.docs(lambda factory: first_line(type(factory()).__doc__))
 
 
-def _algorithms() -> list[tuple[str, str]]:
-    from bespoke.algorithms import ALGORITHMS, load_plugins, method_class
-
-    load_plugins()
-    return [(name, _first_sentence(method_class(name).__doc__)) for name in ALGORITHMS]
-
-
-def _models() -> list[tuple[str, str]]:
+def _models() -> dict[str, str]:
     from bespoke.models import MODELS
 
-    return [(name, spec.doc) for name, spec in MODELS.items()]
+    return MODELS.docs(lambda spec: spec.doc)
 
 
-def _datasets() -> list[tuple[str, str]]:
+def _datasets() -> dict[str, str]:
     from bespoke.data import DATASETS
 
-    return [(name, _first_sentence(loader.__doc__)) for name, loader in DATASETS.items()]
+    return DATASETS.docs(lambda function: function.doc)
 
 
-def _partitions() -> list[tuple[str, str]]:
+def _partitions() -> dict[str, str]:
     from bespoke.data import PARTITIONS
 
-    return [(name, spec.doc) for name, spec in PARTITIONS.items()]
+    return PARTITIONS.docs(lambda function: function.doc)
 
 
-def _experiments() -> list[tuple[str, str]]:
+def _experiments() -> dict[str, str]:
     from bespoke.runs.experiment import shipped
 
-    rows = []
-    for name, path in shipped().items():
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        rows.append((name, first.removeprefix("#").strip()))
-    return rows
+    firsts = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped().items()}
+    return {name: first.removeprefix("#").strip() for name, first in firsts.items()}
 
 
-LISTS: dict[str, Callable[[], list[tuple[str, str]]]] = {
+LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "algorithms": _algorithms,
     "models": _models,
     "datasets": _datasets,

@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2.
 
-    Of several processes the first alone prints, and an error is told by the one that meets it first.
+    Of several processes only the first prints, and the first failing process reports the error.
     """
     try:
         with _one_voice():
@@ -44,9 +44,10 @@ def main() -> None:
         sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "bespoke"
-        unknown = "No such option" in error.format_message() and command.endswith(" run")
-        hint = "; a setting of the experiment is changed with --set" if unknown else ""
-        _fail(f"bespoke: {error.format_message().rstrip('.')} (see {command} --help{hint})")
+        text = error.format_message().rstrip(".")
+        if isinstance(error, click.NoSuchOption) and command.endswith(" run"):
+            text = _as_setting(error.option_name) or f"{text}; a setting of the experiment is changed with --set"
+        _fail(f"bespoke: {text} (see {command} --help)")
     except click.Abort:
         sys.exit(130)
     except UserError as error:
@@ -60,6 +61,20 @@ def main() -> None:
         if not _several():
             raise
         _fail(traceback.format_exc().rstrip(), 1)
+
+
+def _as_setting(option: str) -> str:
+    """Return how an option that ``run`` does not have is written as a setting, or nothing if it is none."""
+    from bespoke.runs.experiment import tables_with
+
+    key = option.removeprefix("--").replace("-", "_")
+    owners = tables_with(key)
+    if not owners:
+        return ""
+    # The words after it, of which the first may be joined to it by an equals sign.
+    after = " ".join(sys.argv).partition(f" {option}")[2].removeprefix("=").split()
+    value = after[0] if after and not after[0].startswith("--") else "VALUE"
+    return f"there is no option {option}: write --set {owners[0]}.{key}={value}"
 
 
 def _several() -> bool:
@@ -117,20 +132,23 @@ def _root(
 @app.command()
 def run(
     experiment: Annotated[str, typer.Argument(help="An experiment file, or the name of a shipped one.")],
-    algorithm: Annotated[str | None, typer.Option(help="Run this method instead of the file's.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run this method instead of the file's; MODULE:NAME imports yours."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as the device likes.")
+        str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as suits the device.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="Of products on CUDA: fp32, tf32 or bf16; auto: bf16, the fastest.")
+        str, typer.Option(help="Precision of matmuls and convolutions on CUDA: fp32, tf32 or bf16; auto: bf16.")
     ] = "auto",
     states: Annotated[
-        str, typer.Option(help="Where states of clients not at work are: device, host, or disk for very many clients.")
+        str, typer.Option(help="Where idle clients' states are kept: device, host, or disk for very many clients.")
     ] = "device",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
@@ -204,7 +222,8 @@ def _use_threads(threads: int) -> None:
 
 
 def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path:
-    stem = f"{Path(name).name.removesuffix('.toml')}-{experiment.algorithm_name}-seed{experiment.seed}"
+    method = experiment.algorithm_name.replace(":", ".")  # no folder's name has a colon everywhere
+    stem = f"{Path(name).name.removesuffix('.toml')}-{method}-seed{experiment.seed}"
     if out is None:
         return Path("runs") / stem
     return out / stem if several else out
@@ -268,10 +287,10 @@ def list_(
         raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
     rows = listing.LISTS[what]()
     if as_json:
-        print(json.dumps(dict(rows), indent=2))
+        print(json.dumps(rows, indent=2))
     else:
-        width = max(len(name) for name, _ in rows)
-        for name, doc in rows:
+        width = max(map(len, rows))
+        for name, doc in rows.items():
             print(f"{name:<{width}}  {doc}")
 
 

@@ -71,8 +71,8 @@ def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = 
 
     ``overrides`` are ``table.key=value``, as for ``bespoke run``.
     """
-    loaded, _ = load(experiment, None, overrides, seed)
-    pool, found = partitioned(loaded.data, loaded.seed, loaded.training.skip_empty)
+    loaded, _ = load(experiment, None, overrides, seed, any_method=True)
+    pool, found = partitioned(loaded.located()[0], loaded.seed, loaded.training.skip_empty)
     shown = describe(Path(experiment).name.removesuffix(".toml"), loaded.data.name, pool, found)
     if chart is not None:
         title = f"{shown.data} over {shown.clients} clients"

@@ -5,7 +5,6 @@ pure function of fixed shapes: it means the same for one client and under ``torc
 mask is 0, never counts, whatever stands in it.
 """
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +17,7 @@ from bespoke.core.data import Batch
 from bespoke.core.settings import knob
 from bespoke.errors import UserError
 from bespoke.gpu import step
+from bespoke.registry import Registry, closest
 
 # --- losses ---------------------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Objective:
         known = METRICS | dict(self.metrics)
         for name in metrics:
             if name not in known:
-                raise UserError(f"there is no metric {name!r}{_closest(name, known)}; known are {', '.join(known)}")
+                raise UserError(f"there is no metric {name!r}{closest(name, known)}; known are {', '.join(known)}")
         return replace(self, metrics={name: known[name] for name in metrics})
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
@@ -304,7 +304,22 @@ MULTILABEL = Objective(
     _measured("macro_f1", "subset_accuracy"),
     complaint=_labels_complaint,
 )
-OBJECTIVES: dict[str, Objective] = {o.name: o for o in (CLASSIFICATION, REGRESSION, MULTILABEL)}
+
+
+def _objective(thing: Any, where: str) -> Objective:
+    if not isinstance(thing, Objective):
+        raise UserError(f"{where}: an objective is made with Objective(...), not {thing!r}")
+    return thing
+
+
+OBJECTIVES: Registry[Objective] = Registry(
+    "objective", {o.name: o for o in (CLASSIFICATION, REGRESSION, MULTILABEL)}, _objective, "bespoke.objectives"
+)
+
+
+def register_objective(name: str, objective: Objective) -> None:
+    """Add your own objective under a name for ``[objective]``; registering a name of yours again replaces it."""
+    OBJECTIVES.register(name, objective, "register_objective")
 
 
 @dataclass(frozen=True)
@@ -313,17 +328,3 @@ class ObjectiveSettings:
 
     name: str = knob(CLASSIFICATION.name, "what the model is asked for: classification, regression or multilabel")
     metrics: tuple[str, ...] = knob((), "metrics recorded beside the loss, headline first; empty = the objective's own")
-
-
-def find_objective(name: str) -> Objective:
-    """Return the objective of a name."""
-    if name not in OBJECTIVES:
-        raise UserError(
-            f"there is no objective {name!r}{_closest(name, OBJECTIVES)}; known are {', '.join(OBJECTIVES)}"
-        )
-    return OBJECTIVES[name]
-
-
-def _closest(name: str, names: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""

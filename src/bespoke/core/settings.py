@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,14 @@ def knob(
     high: float | None = None,
     above: float | None = None,
     choices: tuple[Any, ...] = (),
+    of: str | None = None,
 ) -> Any:
     """A dataclass field with a sentence on what it counts and the values it takes.
 
-    ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one.
+    ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one. ``of`` names the setting whose value
+    decides whether this one means anything.
     """
-    rules = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices}
+    rules = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices, "of": of}
     return dataclasses.field(default=default, metadata={k: v for k, v in rules.items() if v not in (None, ())})
 
 
@@ -58,6 +61,21 @@ def check(settings: Any, where: str) -> None:
         wrong = problem(field, getattr(settings, field.name))
         if wrong:
             raise UserError(f"{where}: {field.name} {wrong}")
+
+
+def refuse_given(settings: Any, table: str, keys: Collection[str], to: str, takes: Collection[str]) -> None:
+    """Refuse the first of ``keys`` that has another value than its default, since it means nothing ``to`` a choice.
+
+    ``takes`` are the settings that the choice has.
+    """
+    for field in dataclasses.fields(settings):
+        given = getattr(settings, field.name)
+        if field.name in keys and given != field.default:
+            has = ", ".join(takes) or "no settings of its own"
+            raise UserError(
+                f"{table} {field.name} = {given!r} means nothing to {to}, which takes {has}: leave it out, or set it "
+                f"to its default {field.default!r}"
+            )
 
 
 @dataclass(frozen=True)

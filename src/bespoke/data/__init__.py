@@ -1,9 +1,9 @@
 """Data sets, partitions, and federations made of them or of one's own arrays."""
 
-from bespoke.data.examples import Examples, Loader
-from bespoke.data.federate import DATASETS, federate_data, from_arrays, partitioned
+from bespoke.data.examples import Examples
+from bespoke.data.federate import DATASETS, federate_data, from_arrays, partitioned, register_dataset
 from bespoke.data.partition.basic import Partition
-from bespoke.data.partition.schemes import PARTITIONS
+from bespoke.data.partition.schemes import PARTITIONS, register_partition
 from bespoke.data.pool import pool_of
 from bespoke.data.settings import DataSettings
 
@@ -12,10 +12,11 @@ __all__ = [
     "PARTITIONS",
     "DataSettings",
     "Examples",
-    "Loader",
     "Partition",
     "federate_data",
     "from_arrays",
     "partitioned",
     "pool_of",
+    "register_dataset",
+    "register_partition",
 ]

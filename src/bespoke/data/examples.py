@@ -1,13 +1,12 @@
 """What a data set hands over: all its examples, and what is known of each row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bespoke.core.data import Transform
-from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 
 
@@ -30,10 +29,6 @@ class Examples:
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return self.x.shape[1:]
-
-
-# loader(settings, rng) -> Examples; `rng` is for what a data set has to draw.
-Loader = Callable[[DataSettings, np.random.Generator], Examples]
 
 
 class ClientArrays(NamedTuple):

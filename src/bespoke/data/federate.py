@@ -1,7 +1,7 @@
 """From the ``[data]`` table, or from arrays of one's own, to a federation."""
 
-import difflib
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,23 +10,49 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from bespoke.core.data import FederatedData, Transform
-from bespoke.core.settings import check
-from bespoke.data.examples import ClientArrays, Examples, Loader, join, share_of
+from bespoke.core.settings import check, refuse_given
+from bespoke.data.examples import ClientArrays, Examples, join, share_of
+from bespoke.data.images import corrupt
 from bespoke.data.images.cifar_s import assign, corrupted
-from bespoke.data.images.corrupt import parse
+from bespoke.data.images.degrade import DEGRADATIONS
 from bespoke.data.images.views import views
 from bespoke.data.partition.basic import Partition, follow
-from bespoke.data.partition.schemes import PARTITIONS, Known
+from bespoke.data.partition.schemes import KEYS, PARTITIONS, Known, split_rows
 from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_of
 from bespoke.data.settings import DataSettings
-from bespoke.data.sources import built_in
+from bespoke.data.sources import catalogue
+from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.errors import UserError
+from bespoke.registry import Function, Registry, function
 
 DEFAULT_CLIENTS = 20
-_BY_CLASS = ("dirichlet", "equal_dirichlet", "pathological", "power_law", "domain", "degradations")
+_WITHOUT_CLASSES = ("iid", "natural")  # shipped partitions that serve any targets
 
-# A loader's docstring is the line that describes its data set.
-DATASETS: dict[str, Loader] = built_in.LOADERS
+
+def _dataset(thing: Any, where: str) -> Function:
+    return function(thing, ("rng", "settings"), "data", KEYS, where)
+
+
+_OF_CATALOGUE = _dataset(catalogue.load, "catalogue.load")
+
+DATASETS: Registry[Function] = Registry(
+    "data set",
+    {load.__name__: _dataset(load, load.__name__) for load in BUILT_IN}
+    | {name: replace(_OF_CATALOGUE, doc=entry.doc) for name, entry in catalogue.CATALOGUE.items()},
+    _dataset,
+    "bespoke.datasets",
+)
+
+
+def register_dataset(name: str, load: Callable[..., Any]) -> None:
+    """Add your own data set under a name for ``[data] name``.
+
+    ``load`` is given by name what it asks for: ``rng`` (a NumPy generator) and any key of ``[data]``, such as ``path``.
+    It returns rows that ``[data] partition`` makes clients of, ``(x, y)`` or ``(x, y, x_test, y_test)`` with x (N, ...)
+    and integer y (N,), or :class:`Examples`; or a list, or dict by name, of clients as ``bespoke.federate`` takes them.
+    Registering a name of yours again replaces it.
+    """
+    DATASETS.register(name, load, "register_dataset")
 
 
 def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -> FederatedData:
@@ -36,13 +62,39 @@ def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -
 
 def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> tuple[FederatedData, Partition]:
     """The federation of :func:`federate_data`, and the partition it came from with its number of tries."""
+    source = check_settings(settings)
+    draws = generator(seed, LOAD)
+    examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
+    return _spread(examples, settings, seed, skip_empty)
+
+
+def check_settings(settings: DataSettings) -> Function:
+    """Refuse what can be refused before any data is read, and return the data set."""
     check(settings, "[data]")
+    source = DATASETS.find(settings.name, "[data] name")
+    takes = source.takes(KEYS)
+    if settings.name not in DATASETS.shipped:
+        takes |= {"num_classes", "test"}  # for rows and clients that are only arrays
+    _check_relevant(settings, "name", f"data set {settings.name}", takes)
+    if settings.pool == "split" and "test" not in takes:
+        refuse_given(settings, "[data]", ("test",), 'pool = "split"', ())
     _check_together(settings)
-    if settings.name not in DATASETS:
-        near = difflib.get_close_matches(settings.name, DATASETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-        raise UserError(f"[data] name = {settings.name!r} is none of {', '.join(DATASETS)}: {hint}")
-    return _spread(DATASETS[settings.name](settings, generator(seed, LOAD)), settings, seed, skip_empty)
+    if settings.partition != "auto":  # which the data decide
+        _check_partition(settings)
+    return source
+
+
+def _examples(found: Any, settings: DataSettings, rng: np.random.Generator) -> Examples:
+    """What a data set gave: examples, or rows or clients of a user's own that are made into them."""
+    if isinstance(found, Examples):
+        return found
+    where = f"the data set {settings.name}"
+    if not isinstance(found, list | Mapping):
+        rows = _client_arrays(settings.name, found, where)
+        return replace(join([rows], settings.num_classes, settings.test, rng), owner=None, owner_names=())
+    clients = found if isinstance(found, Mapping) else dict(enumerate(found))
+    arrays = [_client_arrays(str(name), client, f"client {name!r} of {where}") for name, client in clients.items()]
+    return join(arrays, settings.num_classes, settings.test, rng)
 
 
 def from_arrays(
@@ -82,24 +134,47 @@ def from_arrays(
     return _spread(examples, settings, seed, skip_empty)[0]
 
 
+def _check_relevant(settings: DataSettings, of: str, to: str, takes: Collection[str]) -> None:
+    """Refuse keys that belong ``of`` another key, but mean nothing ``to`` what that one chooses."""
+    keys = [field.name for field in dataclasses.fields(settings) if field.metadata.get("of") == of]
+    refuse_given(settings, "[data]", set(keys).difference(takes), to, [key for key in keys if key in takes])
+
+
+def _check_partition(settings: DataSettings) -> None:
+    """Refuse a partition that does not exist, and keys that mean nothing to it."""
+    takes = PARTITIONS.find(settings.partition, "[data] partition").takes(KEYS)
+    if settings.partition == "domain":  # the partition inside each domain decides as well
+        takes &= {"inside"} | PARTITIONS[settings.inside].takes(KEYS)
+    _check_relevant(settings, "partition", f"partition {settings.partition}", takes)
+
+
 def _check_together(settings: DataSettings) -> None:
-    """Refuse keys that contradict each other, before any data is read."""
-    if settings.corrupt not in ("", "cifar_s"):
-        parse(settings.corrupt)
+    """Refuse keys that contradict each other or mean nothing together, before any data is read."""
+    choices: dict[str, Collection[str]] = {
+        "folds": ("fold",) if settings.folds else ("test",),
+        "corrupt": corrupt.takes(settings.corrupt),
+        "degrade": DEGRADATIONS[settings.degrade],
+    }
+    for of, takes in choices.items():
+        _check_relevant(settings, of, f"{of} = {getattr(settings, of)!r}", takes)
     if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):
         raise UserError(
             f"[data] folds = {settings.folds}, fold = {settings.fold}: give at least 2 folds, and one of 0..folds-1"
         )
-    if settings.replay and settings.partition != "dirichlet":
-        raise UserError('[data] replay repeats pFedFDA\'s script: set partition = "dirichlet", or leave it out')
+    if settings.replay and (not settings.balance or settings.subsample < 1.0 or settings.folds or settings.validation):
+        raise UserError(
+            "[data] replay repeats pFedFDA's script: leave balance on, and subsample, folds and validation off"
+        )
 
 
 def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: bool) -> tuple[FederatedData, Partition]:
     own = len(examples.owner_names)
-    scheme = settings.partition
-    if scheme == "auto":
+    if settings.partition == "auto":
         scheme = "natural" if own else "dirichlet" if examples.num_classes else "iid"
-    if scheme in _BY_CLASS and not examples.num_classes:
+        settings = replace(settings, partition=scheme)
+        _check_partition(settings)
+    scheme = settings.partition
+    if scheme in PARTITIONS.shipped and scheme not in _WITHOUT_CLASSES and not examples.num_classes:
         raise UserError(f'[data] partition = "{scheme}" deals rows by class, and the targets are no classes: use "iid"')
     natural = scheme == "natural" and own > 0
     clients = settings.clients or (own if natural else DEFAULT_CLIENTS)
@@ -124,8 +199,9 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     everything = _subsample(len(examples.y), settings.subsample, seed)
     rows = everything[~marks[everything]] if apart and marks is not None else everything
     known = _known(examples, rows, marked=not apart)
-    found = PARTITIONS[scheme].run(known, replace(settings, clients=clients), rng)
+    found = split_rows(known, replace(settings, clients=clients), rng, own_number=not settings.clients)
     lists = [rows[part] for part in found.lists]
+    clients = len(lists)
     train_lists, test_lists = lists, None
     if found.test is not None and found.train is not None:
         train_lists, test_lists = ([rows[part] for part in parts] for parts in (found.train, found.test))
@@ -182,8 +258,8 @@ def _known(examples: Examples, rows: np.ndarray, marked: bool) -> Known:
     )
 
 
-def _client_arrays(name: str, client: Any) -> ClientArrays:
-    where = f"client {name!r}"
+def _client_arrays(name: str, client: Any, where: str = "") -> ClientArrays:
+    where = where or f"client {name!r}"
     if isinstance(client, Dataset):
         return ClientArrays(name, where, *_read_dataset(client, where))
     if isinstance(client, tuple | list) and len(client) == 2 and all(isinstance(d, Dataset) for d in client):

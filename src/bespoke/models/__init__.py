@@ -1,7 +1,6 @@
 """Models by name, and the task that an experiment's ``[model]`` table makes of one."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from bespoke.core.objective import CLASSIFICATION, Objective
-from bespoke.core.settings import check
+from bespoke.core.settings import check, refuse_given
 from bespoke.core.task import Task
 from bespoke.errors import UserError
 from bespoke.models import audio, basic, cnn, layers, mobilenet, resnet, text, wide_resnet
 from bespoke.models.checks import check_norm
 from bespoke.models.conversion import converted
 from bespoke.models.settings import ModelSettings
+from bespoke.registry import Registry, function
 
-__all__ = ["MODELS", "ModelSettings", "ModelSpec", "build_module", "build_task", "converted"]
+__all__ = ["MODELS", "ModelSettings", "ModelSpec", "build_module", "build_task", "converted", "register_model"]
 
 
 class ModelSpec(NamedTuple):
@@ -25,7 +25,7 @@ class ModelSpec(NamedTuple):
 
     build: Callable[[ModelSettings, Sequence[int], int], nn.Module]  # (settings, input_shape, num_outputs)
     doc: str  # a line on it
-    norms: tuple[str, ...] = ("none",)  # kinds of normalisation; the first is its own choice
+    norms: tuple[str, ...] = ("none",)  # kinds of normalisation; the first is its own choice; empty: see takes
     takes: Mapping[str, Any] = {}  # the other settings it has, with its own choice of each
     head: str = "head"  # name of its last layer
 
@@ -34,7 +34,7 @@ _PLAIN = ("none", "group", "instance", "layer")
 _DEEP = ("group", "instance", "layer", "per_group")
 _STEM = {"stem": "cifar", "stem_pool": False, "final_norm": "none"}
 
-MODELS: dict[str, ModelSpec] = {
+_SHIPPED: dict[str, ModelSpec] = {
     "linear": ModelSpec(basic.linear, "one linear layer, nothing but a head: logistic regression"),
     "mlp": ModelSpec(basic.mlp, "one hidden layer", ("none", "group", "layer"), {"hidden": 64}),
     "cnn": ModelSpec(
@@ -59,6 +59,47 @@ MODELS: dict[str, ModelSpec] = {
     ),
     "audio_cnn": ModelSpec(audio.audio_cnn, "eleven convolutions and pools for spectrograms, after Self-FL", _PLAIN),
 }
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ModelSettings) if field.name != "name"}
+
+
+def _own(thing: Any, where: str) -> ModelSpec:
+    """Make a row of the table of a user's ``build(input_shape, num_classes, ...)``, or of a class that is called so.
+
+    It may ask for keys of ``[model]`` too, whose defaults are then its own choices. Its attribute ``head`` names the
+    last layer, if that is not called ``head``.
+    """
+    if isinstance(thing, nn.Module):
+        raise UserError(f"{where}: give the class {type(thing).__name__} or a function that builds it, not a module")
+    made = function(thing, ("input_shape", "num_classes", "settings"), "model", _DEFAULTS, where)
+    takes = {key: made.default(key, default) for key, default in _DEFAULTS.items() if key in made.takes(_DEFAULTS)}
+    head = getattr(thing, "head", "head")
+
+    def build(settings: ModelSettings, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+        offered = {"input_shape": input_shape, "num_classes": num_classes, "settings": settings}
+        module = made(offered | {key: getattr(settings, key) for key in _DEFAULTS})
+        if not isinstance(module, nn.Module):
+            raise UserError(f"the model {settings.name} gives a {type(module).__name__}: return a torch module")
+        return module
+
+    norms = () if "norm" in takes else ("none",)
+    return ModelSpec(build, made.doc, norms, takes, head if isinstance(head, str) else "head")
+
+
+MODELS: Registry[ModelSpec] = Registry("model", _SHIPPED, _own, "bespoke.models")
+
+
+def register_model(name: str, build: Callable[..., nn.Module], head: str | None = None) -> None:
+    """Add your own model under a name for ``[model]``: a function or class that is called as ``build`` is.
+
+    ``build(input_shape, num_classes)`` returns a module whose last layer is its sub-module ``head``, by default the
+    one of that name. Further parameters of ``build`` that are keys of ``[model]``, such as ``hidden=64``, take their
+    values from there. Registering a name of yours again replaces it.
+    """
+    MODELS.register(name, build, "register_model")
+    if head is not None:
+        MODELS[name] = MODELS[name]._replace(head=head)
 
 
 def build_module(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
@@ -89,23 +130,11 @@ def build_task(
 def _filled(settings: ModelSettings) -> ModelSettings:
     """The settings with the model's own choices; those that mean nothing to it are refused."""
     check(settings, "[model]")
-    if settings.name not in MODELS:
-        near = difflib.get_close_matches(settings.name, MODELS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-        raise UserError(f"[model] name = {settings.name!r} is none of {', '.join(MODELS)}: {hint}")
-    spec = MODELS[settings.name]
-    own = {"norm": spec.norms[0], **spec.takes}
-    if settings.norm:
+    spec = MODELS.find(settings.name, "[model] name")
+    if settings.norm and spec.norms:
         check_norm(settings.norm, settings.name, spec.norms)
-    for field in dataclasses.fields(settings):
-        given = getattr(settings, field.name)
-        if field.name == "name" or given == field.default:
-            continue
-        if field.name != "norm" and field.name not in spec.takes:
-            takes = ", ".join(name for name in own if name != "norm" or len(spec.norms) > 1)
-            raise UserError(
-                f"[model] {field.name} = {given!r} means nothing to {settings.name}, which takes "
-                f"{takes or 'no settings'}: leave it out"
-            )
-        own[field.name] = given
-    return dataclasses.replace(settings, **own)
+    takes = [*(["norm"] if len(spec.norms) > 1 else []), *spec.takes]
+    refuse_given(settings, "[model]", _DEFAULTS.keys() - {"norm", *spec.takes}, settings.name, takes)
+    own = {"norm": spec.norms[0]} if spec.norms else {}
+    given = {key: value for key, default in _DEFAULTS.items() if (value := getattr(settings, key)) != default}
+    return dataclasses.replace(settings, **(own | dict(spec.takes) | given))

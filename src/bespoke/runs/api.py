@@ -2,10 +2,10 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from bespoke.clients.states import KINDS
 from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData
-from bespoke.core.objective import OBJECTIVES, Metric, Objective, ObjectiveSettings, find_objective
+from bespoke.core.objective import OBJECTIVES, Metric, Objective, ObjectiveSettings
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -24,6 +24,7 @@ from bespoke.data import from_arrays, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
+from bespoke.registry import closest
 from bespoke.runs.execution import execute
 from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import Evaluation, Federation
@@ -31,6 +32,40 @@ from bespoke.runs.recording import Event
 from bespoke.runs.results import Run, ready
 
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
+
+
+class Options(TypedDict, total=False):
+    """How a run is carried out, which is no part of the experiment: what :func:`run` and :func:`federate` share."""
+
+    backend: str  # batched: a cohort at once; loop: one client after another; auto: as suits the device
+    device: str  # cpu, cuda or auto
+    precision: str  # of products of matrices on CUDA: fp32, tf32, or bf16, which the shipped models know and auto takes
+    states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
+    resume: bool  # continue from the newest sound checkpoint in the folder
+    callbacks: Sequence[Callable[[Event], None]]  # called after every round
+    checkpoint_every: int  # rounds
+    stop: Callable[[], bool]  # asked after every round whether to stop there
+    about: dict[str, Any]  # added to environment.json
+
+
+_DEFAULTS: Options = {
+    "backend": "auto",
+    "device": "auto",
+    "precision": "auto",
+    "states": "device",
+    "resume": False,
+    "callbacks": (),
+    "checkpoint_every": 10,
+    "stop": lambda: False,
+    "about": {},
+}
+
+
+def _check_arguments(call: str, given: Collection[str], known: Collection[str]) -> None:
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        near = closest(unknown[0], known)
+        raise UserError(f"{call}(...) has no argument {unknown[0]!r}{near}; it takes {', '.join(known)}")
 
 
 def pick_backend(backend: str, device: torch.device) -> str:
@@ -140,44 +175,35 @@ def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
 def run(
     experiment: Experiment | str | Path,
     out: str | Path | None = None,
-    *,
-    backend: str = "auto",
-    device: str = "auto",
-    precision: str = "auto",
-    states: str = "device",
-    resume: bool = False,
-    callbacks: Sequence[Callable[[Event], None]] = (),
-    checkpoint_every: int = 10,
-    stop: Callable[[], bool] = lambda: False,
-    about: dict[str, Any] | None = None,
+    **options: Unpack[Options],
 ) -> Run:
     """Run an experiment, or the one in a file or of a shipped name, and return its records and models.
 
-    ``out`` is the run's folder; without one, the records live as long as the returned object. ``resume``
-    goes on from the newest sound checkpoint in ``out``. ``precision`` is that of products of matrices on CUDA:
-    ``fp32``, ``tf32``, or ``bf16``, which the shipped models know and ``auto`` takes. ``states`` says where the
-    states of clients are kept while they are not at work: on the ``device``, on the ``host``, or on ``disk``, for
-    populations larger than memory. ``about`` is added to ``environment.json``.
+    ``out`` is the run's folder; without one, the records live as long as the returned object. The other arguments
+    are those of :class:`Options`, such as ``device="cpu"`` or ``resume=True``. A module that the experiment names,
+    as in ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so.
 
     Under ``torchrun`` the clients are spread over its processes; the first one keeps the records and calls
     ``callbacks``, and every one returns the whole result.
     """
+    _check_arguments("run", options, _DEFAULTS)
+    chosen = _DEFAULTS | options
     processes.join()
     if isinstance(experiment, str | Path):
         experiment, _ = load(experiment)
     if not isinstance(experiment, Experiment):
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
+    experiment.import_modules()
+    data, model = experiment.located()
     with processes.one_first():  # what is prepared for the first time is kept in files
-        pool, partition = partitioned(experiment.data, experiment.seed, experiment.training.skip_empty)
-    objective = find_objective(experiment.objective.name).measured_by(experiment.objective.metrics)
+        pool, partition = partitioned(data, experiment.seed, experiment.training.skip_empty)
+    objective = OBJECTIVES.find(experiment.objective.name, "[objective] name").measured_by(experiment.objective.metrics)
     pool, shape, key = _fitting(pool, objective), tuple(pool.x.shape[1:]), _init_key(experiment.seed)
-    where, dtype = pick_device(device), torch.get_default_dtype()
-    own = pick_precision(precision, where, dtype)
+    where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
+    own = pick_precision(chosen["precision"], where, dtype)
     outputs = objective.num_outputs(pool.y, pool.num_classes)
-    task = build_task(experiment.model, shape, outputs, where, dtype, own, objective, key)
-    federation = _assemble(experiment, pool, task, task.init(key), backend, states)
-    described = partition.describe()
-    return execute(experiment, federation, pool, described, out, resume, checkpoint_every, stop, callbacks, about or {})
+    task = build_task(model, shape, outputs, where, dtype, own, objective, key)
+    return _carry_out(experiment, pool, task, partition.describe(), out, chosen)
 
 
 def federate(
@@ -194,40 +220,39 @@ def federate(
     new_clients: int = 0,
     num_classes: int | None = None,
     out: str | Path | None = None,
-    backend: str = "auto",
-    device: str = "auto",
-    precision: str = "auto",
-    states: str = "device",
-    resume: bool = False,
     evaluate_every: int = 0,
-    callbacks: Sequence[Callable[[Event], None]] = (),
-    **training: Any,
+    patience: int = 0,
+    **settings: Any,
 ) -> Run:
     """Train a personal model for each of one's own clients.
 
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
     ``model`` any module whose sub-module ``head`` maps features to outputs, its weights being the common
-    start; ``training`` takes the keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``).
-    ``objective`` is ``classification``, ``regression``, ``multilabel`` or an :class:`Objective` of one's own, and
+    start. ``objective`` is ``classification``, ``regression``, ``multilabel`` or an :class:`Objective` of your own, and
     ``metrics`` are recorded instead of its own, the first as the headline: names, or a dict of :class:`Metric`.
-    ``num_classes`` defaults to the largest label plus one; the other arguments are as in :func:`run`.
+    ``num_classes`` defaults to the largest label plus one. With ``evaluate_every`` the clients are evaluated
+    every so many rounds; ``patience`` stops the run after so many evaluations without a better validation value.
+    ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` that
+    :func:`run` takes as well; ``out`` is as there.
     """
     processes.join()
     if not isinstance(model, nn.Module):
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
-    known = {f for f in Training.__dataclass_fields__}
-    unknown = sorted(training.keys() - known)
-    if unknown:
-        raise UserError(f"federate(...) has no argument {unknown[0]!r}; training takes {', '.join(sorted(known))}")
+    _check_arguments("federate", settings, [*Training.__dataclass_fields__, *_DEFAULTS])
+    chosen = cast(Options, {name: settings.pop(name, default) for name, default in _DEFAULTS.items()})
     if isinstance(objective, str):
-        objective = find_objective(objective)
+        objective = OBJECTIVES.find(objective, "federate(objective=...)")
     if not isinstance(objective, Objective):
         raise UserError(f"federate(objective=...) takes a name or an Objective, not {objective!r}")
     objective = objective.measured_by(metrics)
     if num_classes is not None and not objective.classes:
         raise UserError(f"num_classes means nothing to the objective {objective.name!r}: leave it out")
     experiment = Experiment(
-        algorithm=algorithm, training=Training(**training), evaluation=Evaluation(every=evaluate_every), seed=seed
+        data=DataSettings(validation=validation),
+        algorithm=algorithm,
+        training=Training(**settings),
+        evaluation=Evaluation(every=evaluate_every, patience=patience),
+        seed=seed,
     )
     pool = from_arrays(
         clients,
@@ -240,8 +265,8 @@ def federate(
         classes=objective.classes,
     )
     pool, key = _fitting(pool, objective), _init_key(seed)
-    where, dtype = pick_device(device), torch.get_default_dtype()
-    own = pick_precision(precision, where, dtype)
+    where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
+    own = pick_precision(chosen["precision"], where, dtype)
     outputs = objective.num_outputs(pool.y, pool.num_classes)
     task = Task(lambda: copy.deepcopy(model), head, outputs, where, dtype, own, objective, key)
     experiment = replace(
@@ -257,12 +282,25 @@ def federate(
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
         objective=_objective_settings(objective),
     )
-    federation = _assemble(experiment, pool, task, task.init(key), backend, states)
-    return execute(experiment, federation, pool, {}, out, resume, 10, lambda: False, callbacks, {})
+    return _carry_out(experiment, pool, task, {}, out, chosen)
+
+
+def _carry_out(
+    experiment: Experiment,
+    pool: FederatedData,
+    task: Task,
+    described: dict[str, Any],
+    out: str | Path | None,
+    chosen: Options,
+) -> Run:
+    params = task.init(_init_key(experiment.seed))
+    federation = _assemble(experiment, pool, task, params, chosen["backend"], chosen["states"])
+    resume, every, stop, about = (chosen["resume"], chosen["checkpoint_every"], chosen["stop"], chosen["about"])
+    return execute(experiment, federation, pool, described, out, resume, every, stop, chosen["callbacks"], about)
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:
-    """What the record says of an objective; one that trains by other losses than the known one is one's own."""
+    """Return what the record says of an objective; one that trains by other losses than the known one is the user's."""
     known = OBJECTIVES.get(objective.name)
     listed = known is not None and known.row_losses is objective.row_losses
     return ObjectiveSettings(objective.name if listed else f"own:{objective.name}", tuple(objective.metrics))

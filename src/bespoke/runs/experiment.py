@@ -1,10 +1,11 @@
-"""An experiment as frozen dataclasses, to and from TOML, with every mistake told in one sentence."""
+"""An experiment as frozen dataclasses, to and from TOML, with every mistake reported in one sentence."""
 
 import dataclasses
-import difflib
+import glob
 import hashlib
 import json
 import numbers
+import os
 import re
 import tomllib
 import types
@@ -14,13 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bespoke.algorithms import ALGORITHMS, load_plugins, method_class
+from bespoke.algorithms import ALGORITHMS
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.objective import ObjectiveSettings
+from bespoke.core.objective import OBJECTIVES, ObjectiveSettings
 from bespoke.core.settings import Training, allowed, problem
+from bespoke.data import DATASETS, PARTITIONS
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
+from bespoke.models import MODELS
 from bespoke.models.settings import ModelSettings
+from bespoke.registry import Registry, closest, is_path
 from bespoke.runs.federation import Evaluation
 
 _TABLES = {
@@ -32,6 +36,12 @@ _TABLES = {
 }
 _KNOWN = ("seed", *_TABLES, "algorithm")
 _FEDAVG = {"name": "fedavg"}
+_NAMED: tuple[tuple[str, str, Registry[Any]], ...] = (  # settings that may name an object of a module
+    ("data", "name", DATASETS),
+    ("data", "partition", PARTITIONS),
+    ("model", "name", MODELS),
+    ("objective", "name", OBJECTIVES),
+)
 _KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
 
 
@@ -50,6 +60,7 @@ class Experiment:
     seed: int = 0
     algorithm_name: str = ""  # set by itself
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    folder: str = field(default="", compare=False)  # of the file it was read from, where its relative paths start
 
     def __post_init__(self) -> None:
         """Turn a name into a method, and check every table and what they mean together."""
@@ -57,7 +68,9 @@ class Experiment:
         if isinstance(method, str):
             name, method = method, read_algorithm({"name": method}, "Experiment(algorithm=...)")
         elif not isinstance(method, Algorithm):
-            raise UserError(f"Experiment(algorithm=...) takes a method or its name, not {method!r}")
+            is_class = isinstance(method, type) and issubclass(method, Algorithm)
+            wrong = f"the class {method.__name__}: add (), as in {method.__name__}()" if is_class else repr(method)
+            raise UserError(f"Experiment(algorithm=...) takes a method or its name, not {wrong}")
         object.__setattr__(self, "algorithm", _checked(method, type(method), "[algorithm]"))
         object.__setattr__(self, "algorithm_name", name or name_of(method))
         object.__setattr__(self, "seed", _seed(self.seed, "seed"))
@@ -76,6 +89,26 @@ class Experiment:
         """The method itself."""
         assert isinstance(self.algorithm, Algorithm)  # __post_init__ has seen to it
         return self.algorithm
+
+    def located(self) -> tuple[DataSettings, ModelSettings]:
+        """Return data and model with the paths of files as they are seen from the working directory.
+
+        A relative path starts in the folder of the file that the experiment was read from if something lies there,
+        else in the working directory. The experiment, and so its hash, keeps the path as it was written.
+        """
+
+        def seen(path: str) -> str:
+            beside = os.path.join(self.folder, os.path.expanduser(path))
+            return beside if path and glob.glob(beside, recursive=True) else path
+
+        data = dataclasses.replace(self.data, path=seen(self.data.path))
+        return data, dataclasses.replace(self.model, vectors=seen(self.model.vectors))
+
+    def import_modules(self) -> None:
+        """Import the modules that name the data set, the partition or the model; the method is there already."""
+        for table, key, registry in _NAMED:
+            if table in _TABLES:
+                registry.import_path(getattr(getattr(self, table), key), f"[{table}] {key}")
 
     def tables(self) -> dict[str, Any]:
         """The experiment as plain values: what ``config.toml`` holds."""
@@ -134,7 +167,7 @@ def find(name: str) -> Path:
     if name in named:
         return named[name]
     meant = [file for file in (f"{name}.toml", f"{name}/config.toml") if Path(file).is_file()]
-    hint = f" (did you mean {meant[0]!r}?)" if meant else _closest(name, named)
+    hint = f" (did you mean {meant[0]!r}?)" if meant else closest(name, named)
     raise UserError(
         f"there is no experiment file {name!r} and no shipped experiment of that name{hint}; "
         f"shipped are {', '.join(named)}"
@@ -142,28 +175,45 @@ def find(name: str) -> Path:
 
 
 def load(
-    name: str | Path, algorithm: str | None = None, overrides: Sequence[str] = (), seed: int | None = None
+    name: str | Path,
+    algorithm: str | None = None,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    any_method: bool = False,
 ) -> tuple[Experiment, str]:
     """Read an experiment, and say where its method's settings come from.
 
     With ``algorithm``, the file ``algorithms/NAME.toml`` beside the experiment gives that method's settings
     (and what it changes in ``[training]``); without such a file the method's defaults hold.
-    ``overrides`` are ``table.key=value`` and win over both.
+    ``overrides`` are ``table.key=value`` and win over both. A method that is named by its module path is imported,
+    which runs that module's code; with ``any_method`` no method is read, and the experiment has FedAvg instead.
     """
     path = find(str(name))
     tables, source = _parse(path), str(path)
-    _read_tables(tables, str(path))  # so that a mistake is blamed on the file, the preset or the override
+    _check_tables(tables, _KNOWN, str(path))
+    if any_method:
+        tables = {table: values for table, values in tables.items() if table != "algorithm"}
+        overrides = [text for text in overrides if not text.startswith("algorithm.")]
+    own = tables.get("algorithm", {}).get("name")
+    replaced = algorithm is not None and algorithm != own
+    if not (replaced and is_path(own)):  # a module that is not used is not imported
+        ALGORITHMS.import_path(own, f"{path}: [algorithm] name")
+        _read_tables(tables, str(path))  # so that a mistake is blamed on the file, the preset or the override
     preset = path.parent / "algorithms" / f"{algorithm}.toml"
+    if algorithm is not None:
+        ALGORITHMS.import_path(algorithm, "--algorithm")
     if algorithm is not None and preset.is_file():
         tables, source = tables | _preset(preset, algorithm, tables), str(preset)
-    elif algorithm is not None and algorithm != tables.get("algorithm", {}).get("name"):
+    elif replaced:
         read_algorithm({"name": algorithm}, "--algorithm")
         tables, source = tables | {"algorithm": {"name": algorithm}}, "the method's defaults"
     for override in overrides:
         _override(tables, override)
     if seed is not None:
         tables["seed"] = _seed(seed, "--seed")
-    return from_tables(tables, str(path)), source
+    typed = any(text.partition("=")[0].strip() in ("data.path", "model.vectors") for text in overrides)
+    folder = "" if typed else str(path.parent)  # a path that was typed starts in the working directory
+    return dataclasses.replace(from_tables(tables, str(path)), folder=folder), source
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -199,17 +249,22 @@ def _override(tables: dict[str, Any], text: str) -> None:
     if name == "algorithm.name":
         raise UserError(f"{where}: choose the method with --algorithm {value}")
     if not key:
-        owners = [t for t, kind in _TABLES.items() if table in {f.name for f in dataclasses.fields(kind)}]
+        owners = tables_with(table)
         hint = f" (did you mean {owners[0]}.{table}?)" if owners else ""
         raise UserError(f"{where}: name the table as well, as in training.lr=0.1{hint}")
     _check_tables({table: {}}, _KNOWN[1:], where)
     before = tables.get(table, _FEDAVG if table == "algorithm" else {})
-    kind = _TABLES[table] if table in _TABLES else method_class(before["name"])
+    kind = _TABLES[table] if table in _TABLES else type(ALGORITHMS.find(before.get("name"), where)())
     parsed = _value(value)
     if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
         parsed = value  # digits may be a text
     _read_fields({key: parsed}, kind, f"{where}: [{table}]")
     tables[table] = before | {key: parsed}
+
+
+def tables_with(key: str) -> list[str]:
+    """Return the tables that have a setting of that name."""
+    return [table for table, kind in _TABLES.items() if key in {field.name for field in dataclasses.fields(kind)}]
 
 
 def _value(text: str) -> Any:
@@ -223,7 +278,7 @@ def _value(text: str) -> Any:
 def _check_tables(tables: dict[str, Any], known: Sequence[str], where: str) -> None:
     for key, value in tables.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}{_closest(key, known)}; allowed are {', '.join(known)}")
+            raise UserError(f"{where}: unknown key {key!r}{closest(key, known)}; allowed are {', '.join(known)}")
         if key != "seed" and not isinstance(value, dict):
             raise UserError(f"{where}: {key} must be a table, written [{key}]")
 
@@ -257,25 +312,21 @@ def _read_tables(tables: dict[str, Any], where: str, method: Algorithm | None = 
 
 def read_algorithm(table: dict[str, Any], where: str) -> Algorithm:
     """A method from its name and fields."""
-    load_plugins()
     if "name" not in table:
         raise UserError(f"{where} needs a name, one of {', '.join(ALGORITHMS)}")
-    name = table["name"]
-    if name not in list(ALGORITHMS):
-        near = _closest(str(name), ALGORITHMS)
-        raise UserError(f"{where}: there is no method {name!r}{near}; allowed are {', '.join(ALGORITHMS)}")
-    kind = method_class(name)
+    method = ALGORITHMS.find(table["name"], where)()
     fields = {k: v for k, v in table.items() if k != "name"}
-    return ALGORITHMS[name](**_read_fields(fields, kind, where))
+    return dataclasses.replace(method, **_read_fields(fields, type(method), where))
 
 
 def name_of(method: Algorithm) -> str:
     """The name under which a method is listed: of several, the one whose settings are nearest."""
-    names = [n for n in ALGORITHMS if method_class(n) is type(method)]
+    listed = {name: factory() for name, factory in ALGORITHMS.items()}
+    names = [name for name, made in listed.items() if type(made) is type(method)]
     if not names:
         return type(method).__name__.lower()
     values = dataclasses.asdict(method)
-    return min(names, key=lambda n: sum(values[k] != v for k, v in dataclasses.asdict(ALGORITHMS[n]()).items()))
+    return min(names, key=lambda name: sum(values[k] != v for k, v in dataclasses.asdict(listed[name]).items()))
 
 
 def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str, Any]:
@@ -285,7 +336,7 @@ def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str
     for key, value in table.items():
         if key not in fields:
             names = ", ".join(fields) or "none: it takes no settings"
-            raise UserError(f"{where} has no key {key!r}{_closest(key, fields)}; allowed are {names}")
+            raise UserError(f"{where} has no key {key!r}{closest(key, fields)}; allowed are {names}")
         values[key] = _typed(value, hints[key], f"{where} {key}")
         wrong = problem(fields[key], values[key])
         if wrong:
@@ -324,11 +375,6 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UserError(f"{where} must be {_KINDS[kind]}, not {value!r}")
     return value
-
-
-def _closest(name: str, names: Any) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

@@ -1,18 +1,16 @@
 """Which client gets which corruption, and the corrupted images, made once and kept."""
 
 import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bespoke.data.images.corrupt import CORRUPTIONS, SEVERITIES, Pair, corrupt, parse
+from bespoke.data.images.corrupt import CIFAR_S, CORRUPTIONS, SEVERITIES, Pair, corrupt, parse
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources import store
 from bespoke.errors import UserError
+from bespoke.files import write_whole
 
 EDITION = b"corruptions 1"  # changes with the rules, so that older files are not taken
 
@@ -33,7 +31,7 @@ def assign(settings: DataSettings, clients: int) -> list[Pair | None]:
     }[settings.corrupt_clients]
     if not len(chosen):
         raise UserError(f"[data] corrupt_clients = {settings.corrupt_clients!r} means nobody: set [data] new_clients")
-    if settings.corrupt == "cifar_s":
+    if settings.corrupt == CIFAR_S:
         names = list(CORRUPTIONS)
         number = (lambda i: i) if settings.pairs == "code" else (lambda i: i // len(names))
         pairs = [Pair(names[i % len(names)], number(i) % SEVERITIES + 1) for i in range(len(chosen))]
@@ -99,20 +97,8 @@ def _write(path: Path, found: np.ndarray) -> None:
     """Keep the images whole or not at all; a folder that cannot be written only costs the time to make them anew."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, lambda file: np.save(file, found))
-        digest = hashlib.sha256(found.data).hexdigest()
-        _replace(path.with_suffix(".sha256"), lambda file: file.write(digest.encode()))
-    except OSError:
+        with store.locked(path.parent.name):
+            write_whole(path, store.npy(found))
+            write_whole(path.with_suffix(".sha256"), [hashlib.sha256(found.data).hexdigest().encode()])
+    except (OSError, UserError):
         return
-
-
-def _replace(path: Path, fill: Callable[[Any], object]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-            os.fchmod(file.fileno(), 0o644)  # as any other file there
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

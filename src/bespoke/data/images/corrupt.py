@@ -4,7 +4,6 @@ An image's randomness depends on the corruption, the severity and the image's ro
 same in every federation, as if the corrupted sets had been made once for all.
 """
 
-import difflib
 import io
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,8 +14,10 @@ from PIL import Image
 
 from bespoke.data.images import weather
 from bespoke.errors import UserError
+from bespoke.registry import closest
 
 SEVERITIES = 5
+CIFAR_S = "cifar_s"  # all corruptions, one pair of a corruption and a severity per client
 _AT_ONCE = 1000  # images
 
 Draws = Sequence[np.random.Generator]  # one generator for each image
@@ -143,14 +144,23 @@ class Pair(NamedTuple):
         return f"{CORRUPTIONS[self.name].label}:{self.severity}"
 
 
+def takes(text: str) -> tuple[str, ...]:
+    """The settings that a value of ``[data] corrupt`` takes, which is checked."""
+    if text in ("", CIFAR_S):
+        return ("corrupt_clients", "pairs") if text else ()
+    parse(text)
+    return ("corrupt_clients",)
+
+
 def parse(text: str) -> Pair:
     """``NAME:SEVERITY`` as a pair."""
     name, _, severity = text.partition(":")
     if name not in CORRUPTIONS:
-        names = ["cifar_s", *CORRUPTIONS]
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-        raise UserError(f"[data] corrupt = {text!r}: there is no corruption {name!r}; {hint}")
+        names = [CIFAR_S, *CORRUPTIONS]
+        raise UserError(
+            f"[data] corrupt = {text!r}: there is no corruption {name!r}{closest(name, names)}; "
+            f"there are {', '.join(names)}"
+        )
     if severity not in map(str, range(1, SEVERITIES + 1)):
         raise UserError(f"[data] corrupt = {text!r}: give a severity from 1 to {SEVERITIES}, as in '{name}:3'")
     return Pair(name, int(severity))

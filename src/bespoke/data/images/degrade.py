@@ -13,6 +13,9 @@ from torch import Tensor
 from bespoke.core import rng
 from bespoke.core.tree import Tree
 
+# What [data] degrade may name, each with the settings it takes.
+DEGRADATIONS: dict[str, tuple[str, ...]] = {"none": (), "fedpce": ("jitter_order", "noise_at")}
+
 LOW_VARIANCE, HIGH_VARIANCE = 0.005, 1.0
 GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue
 

@@ -45,7 +45,10 @@ class Partition(NamedTuple):
 
 
 def iid(labels: np.ndarray, rng: np.random.Generator, clients: int) -> Partition:
-    """Shuffled rows of ``labels`` (N,) in equal parts; sizes differ by one at most."""
+    """Shuffle all rows and cut them into equal parts.
+
+    ``labels`` (N,) only count the rows; sizes differ by one at most.
+    """
     check_clients(len(labels), clients)
     return Partition([np.sort(rows) for rows in np.array_split(rng.permutation(len(labels)), clients)])
 
@@ -120,14 +123,14 @@ def pathological(
     clients: int,
     classes_per_client: int,
     rows_per_class: int = 0,
-    even: bool = True,
+    class_draw: str = "even",
 ) -> Partition:
-    """Each client has ``classes_per_client`` distinct classes of ``labels`` (N,), spread over clients.
+    """Give each client classes_per_client distinct classes.
 
-    With ``even`` every class goes to as many clients as any other, give or take one; without, each client
-    draws its classes independently. With ``rows_per_class`` a client has so many rows of each of its
-    classes and the rest is left out; with 0 the rows of a class are split evenly among its clients.
-    Classes that nobody drew are left out.
+    ``labels`` are (N,). With an ``even`` draw every class goes to as many clients as any other, give or take one; with
+    an ``independent`` one each client draws its own classes. With ``rows_per_class`` a client has so many rows of each
+    of its classes and the rest is left out; with 0 the rows of a class are split evenly among its clients. Classes that
+    nobody drew are left out.
     """
     check_clients(len(labels), clients)
     classes, sizes = np.unique(labels, return_counts=True)
@@ -140,7 +143,7 @@ def pathological(
     free[rng.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
     for client in rng.permutation(clients):
         # The classes with most slots left, at random among equals: this order never runs into a dead end.
-        own = np.lexsort((rng.random(len(classes)), -free if even else 0 * free))[:classes_per_client]
+        own = np.lexsort((rng.random(len(classes)), -free if class_draw == "even" else 0 * free))[:classes_per_client]
         free[own] -= 1
         counts[own, client] = 1
     takers_of = counts.sum(axis=1)
@@ -161,13 +164,16 @@ def pathological(
     return Partition(deal(labels, classes, counts, rng))
 
 
-def natural(owner: np.ndarray | None, clients: int) -> Partition:
-    """The first ``clients`` of the data set's own, by the ``owner`` (N,) of each row: 0, 1, ..."""
-    if owner is None:
+def natural(owners: np.ndarray | None, clients: int) -> Partition:
+    """Keep the data set's own clients.
+
+    They are the first ``clients`` of them, by the ``owners`` (N,) of the rows: 0, 1, ...
+    """
+    if owners is None:
         raise UserError(
             "the data set has no clients of its own: set [data] partition to iid, dirichlet or pathological"
         )
-    return Partition([np.flatnonzero(owner == i) for i in range(clients)])
+    return Partition([np.flatnonzero(owners == i) for i in range(clients)])
 
 
 def follow(

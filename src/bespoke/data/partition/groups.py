@@ -14,7 +14,7 @@ LOW_ALPHA, HIGH_ALPHA = 0.1, 10.0  # of the imbalance pairs, on a logarithmic sc
 def domain(
     labels: np.ndarray,
     domains: np.ndarray | None,
-    names: Sequence[str],
+    domain_names: Sequence[str],
     rng: np.random.Generator,
     clients: int,
     new_clients: int = 0,
@@ -23,17 +23,18 @@ def domain(
     balance: bool = True,
     inside: str = "dirichlet",
 ) -> Partition:
-    """As many clients in each domain, none in two: ``domains`` (N,) holds positions in ``names``.
+    """Make as many clients of each domain of the data set.
 
-    Inside a domain its rows become clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New
-    clients are drawn at random, as many from each domain, and come last.
+    ``domains`` (N,) holds positions in ``domain_names``; no client is in two domains. Inside a domain its rows become
+    clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New clients are drawn at random, as many from each
+    domain, and come last.
     """
     if domains is None:
         raise UserError('the data set has no domains: set [data] partition to another scheme, such as "dirichlet"')
-    each = _per_group(clients, new_clients, len(names), f"{len(names)} domains")
+    each = _per_group(clients, new_clients, len(domain_names), f"{len(domain_names)} domains")
     lists: list[np.ndarray] = []
     tries = 0
-    for d in range(len(names)):
+    for d in range(len(domain_names)):
         rows = np.flatnonzero(domains == d)
         if inside == "iid":
             found = iid(labels[rows], rng, each)
@@ -41,7 +42,7 @@ def domain(
             found = dirichlet(labels[rows], rng, each, alpha, min_rows, balance)
         lists += [rows[part] for part in found.lists]
         tries = max(tries, found.tries)
-    return _grouped(lists, names, each, new_clients, tries, rng)
+    return _grouped(lists, domain_names, each, new_clients, tries, rng)
 
 
 def degradations(
@@ -53,13 +54,13 @@ def degradations(
     balance: bool = True,
     official: np.ndarray | None = None,
 ) -> Partition:
-    """FedPCE's thirds: 2M noise clients, 2M jitter clients, and M pairs of clients with unequal classes.
+    """Make thirds of even, even and unequal classes, for noise, jitter and imbalance.
 
-    A noise or jitter client gets an even share of every class of ``labels`` (N,). A pair shares twice as
-    much, class by class by a two-dimensional Dir(alpha), alpha from 0.1 to 10 over the pairs, with the
-    balance rule and redrawn until both have ``min_rows`` rows. ``official`` (N,) marks official test rows:
-    they are spread in the same proportions as the train rows, and the rules look at each part alone. New
-    clients are drawn at random, as many of each kind, and come last.
+    These are FedPCE's 2M noise clients, 2M jitter clients, and M pairs of clients with unequal classes. A noise or
+    jitter client gets an even share of every class of ``labels`` (N,). A pair shares twice as much, class by class by a
+    two-dimensional Dir(alpha), alpha from 0.1 to 10 over the pairs, with the balance rule and redrawn until both have
+    ``min_rows`` rows. ``official`` (N,) marks official test rows: they are spread in the same proportions as the train
+    rows, and the rules look at each part alone. New clients are drawn at random, as many of each kind, and come last.
     """
     each = _per_group(clients, new_clients, len(KINDS), "three degradations")
     if each % 2:

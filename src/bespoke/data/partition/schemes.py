@@ -1,93 +1,124 @@
-"""The table of partitions: what ``[data] partition`` may name, and how its keys reach each rule."""
+"""The table of partitions: what ``[data] partition`` may name.
 
-from collections.abc import Callable
-from typing import NamedTuple
+A partition is a function that is given what it asks for by name: what is known of the rows, ``rng``, and keys of the
+``[data]`` table, in which ``clients`` is the true number of clients, never 0.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bespoke.data.partition import basic, groups, volumes
 from bespoke.data.partition.basic import Partition
-from bespoke.data.partition.replay import replay
+from bespoke.data.partition.replay import replay as replayed
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
+from bespoke.registry import Function, Registry, function
 
 
 class Known(NamedTuple):
     """What is known of each of the N rows that become clients."""
 
     labels: np.ndarray  # (N,) int64
-    owner: np.ndarray | None = None  # (N,) int: the row's own client
-    domain: np.ndarray | None = None  # (N,) int: position in domain_names
+    owners: np.ndarray | None = None  # (N,) int: the row's own client
+    domains: np.ndarray | None = None  # (N,) int: position in domain_names
     domain_names: tuple[str, ...] = ()
     official: np.ndarray | None = None  # (N,) bool: official test rows that were merged with the others
 
 
-class PartitionSpec(NamedTuple):
-    """A row of the table: ``run(known, settings, rng)`` and a line on what it does.
+def dirichlet(
+    labels: np.ndarray,
+    rng: np.random.Generator,
+    clients: int,
+    alpha: float,
+    min_rows: int,
+    balance: bool,
+    replay: int,
+    test: float,
+    keep: float,
+) -> Partition:
+    """Spread each class over the clients by shares from Dir(alpha)."""
+    if replay:
+        return replayed(labels, replay, clients, alpha, min_rows, test, keep)
+    return basic.dirichlet(labels, rng, clients, alpha, min_rows, balance)
 
-    ``settings.clients`` is the true number of clients here, never 0.
+
+KEYS = tuple(field.name for field in dataclasses.fields(DataSettings))
+
+
+def _partition(thing: Any, where: str) -> Function:
+    return function(thing, (*Known._fields, "rng", "settings"), "data", KEYS, where)
+
+
+_SHIPPED = (
+    basic.iid,
+    dirichlet,
+    volumes.equal_dirichlet,
+    basic.pathological,
+    volumes.power_law,
+    groups.domain,
+    groups.degradations,
+    basic.natural,
+)
+
+PARTITIONS: Registry[Function] = Registry(
+    "partition",
+    {rule.__name__: _partition(rule, rule.__name__) for rule in _SHIPPED},
+    _partition,
+    "bespoke.partitions",
+    reserved=("auto",),
+)
+
+
+def register_partition(name: str, split: Callable[..., Any]) -> None:
+    """Add your own way to make clients of rows under a name for ``[data] partition``.
+
+    ``split`` is given by name what it asks for: ``labels`` (N,), ``rng`` (a NumPy generator), ``owners``, ``domains``
+    and ``domain_names`` where the data set has them, and any key of ``[data]``, such as ``clients`` and ``alpha``. It
+    returns one array of row numbers per client. Registering a name of yours again replaces it.
     """
-
-    run: Callable[[Known, DataSettings, np.random.Generator], Partition]
-    doc: str
+    PARTITIONS.register(name, split, "register_partition")
 
 
-def _dirichlet(k: Known, s: DataSettings, rng: np.random.Generator) -> Partition:
-    if not s.replay:
-        return basic.dirichlet(k.labels, rng, s.clients, s.alpha, s.min_rows, s.balance)
-    if not s.balance or s.subsample < 1.0 or s.folds or s.validation:
+def split_rows(known: Known, settings: DataSettings, rng: np.random.Generator, own_number: bool) -> Partition:
+    """Make clients of the rows by the partition that the settings name.
+
+    With ``own_number`` nobody asked for a number of clients, so a user's partition may make as many as it likes.
+    """
+    offered = known._asdict() | {"rng": rng, "settings": settings} | vars(settings)
+    found = PARTITIONS.find(settings.partition, "[data] partition")(offered)
+    if settings.partition in PARTITIONS.shipped:
+        return found
+    where = f"the partition {settings.partition}"
+    if not isinstance(found, Partition):
+        found = Partition(_row_lists(found, where))
+    _check(found.lists, len(known.labels), where)
+    if len(found.lists) != settings.clients and not own_number:
         raise UserError(
-            "[data] replay repeats pFedFDA's script: leave balance on, and subsample, folds and validation off"
+            f"{where} makes {len(found.lists)} clients, but [data] clients is {settings.clients}: "
+            "leave that out, or heed it in the partition"
         )
-    return replay(k.labels, s.replay, s.clients, s.alpha, s.min_rows, s.test, s.keep)
+    return found
 
 
-PARTITIONS: dict[str, PartitionSpec] = {
-    "iid": PartitionSpec(
-        lambda k, s, rng: basic.iid(k.labels, rng, s.clients),
-        "shuffled rows in equal parts",
-    ),
-    "dirichlet": PartitionSpec(
-        _dirichlet,
-        "each class spread over the clients by shares from Dir(alpha)",
-    ),
-    "equal_dirichlet": PartitionSpec(
-        lambda k, s, rng: volumes.equal_dirichlet(k.labels, rng, s.clients, s.alpha, s.volume),
-        "volume rows on each client, its classes by shares from Dir(alpha)",
-    ),
-    "pathological": PartitionSpec(
-        lambda k, s, rng: basic.pathological(
-            k.labels, rng, s.clients, s.classes_per_client, s.rows_per_class, s.class_draw == "even"
-        ),
-        "classes_per_client distinct classes on each client",
-    ),
-    "power_law": PartitionSpec(
-        lambda k, s, rng: volumes.power_law(k.labels, rng, s.clients, s.classes_per_client, s.rows_per_class or 5),
-        "classes_per_client classes on each client, sizes by a power law",
-    ),
-    "domain": PartitionSpec(
-        lambda k, s, rng: groups.domain(
-            k.labels,
-            k.domain,
-            k.domain_names,
-            rng,
-            s.clients,
-            s.new_clients,
-            s.alpha,
-            s.min_rows,
-            s.balance,
-            s.inside,
-        ),
-        "as many clients in each domain of the data set",
-    ),
-    "degradations": PartitionSpec(
-        lambda k, s, rng: groups.degradations(
-            k.labels, rng, s.clients, s.new_clients, s.min_rows, s.balance, k.official
-        ),
-        "thirds of even, even and unequal classes, for noise, jitter and imbalance",
-    ),
-    "natural": PartitionSpec(
-        lambda k, s, rng: basic.natural(k.owner, s.clients),
-        "the data set's own clients",
-    ),
-}
+def _row_lists(found: Any, where: str) -> list[np.ndarray]:
+    """Turn what a user's partition returned into an ascending array of row numbers for each client."""
+    if not isinstance(found, Sequence):
+        raise UserError(f"{where} gives a {type(found).__name__}: return a list with one array of rows per client")
+    lists = [np.asarray(rows) for rows in found]
+    for i, rows in enumerate(lists):
+        if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+            raise UserError(f"{where} gives client {i} {rows.dtype} of shape {rows.shape}: return row numbers, (n,)")
+    return [np.sort(rows).astype(np.int64) for rows in lists]
+
+
+def _check(lists: Sequence[np.ndarray], total: int, where: str) -> None:
+    """Refuse rows that do not exist, or that two clients hold."""
+    rows = np.concatenate([*lists, np.empty(0, np.int64)])
+    if len(rows) and (rows.min() < 0 or rows.max() >= total):
+        raise UserError(f"{where} gives rows {rows.min()} to {rows.max()}, but the data set has 0 to {total - 1}")
+    values, counts = np.unique(rows, return_counts=True)
+    if len(values) < len(rows):
+        raise UserError(f"{where} gives row {values[counts > 1][0]} out twice: give each row to one client at most")

@@ -10,11 +10,11 @@ MAX_REDRAWS = 1000
 
 
 def equal_dirichlet(labels: np.ndarray, rng: np.random.Generator, clients: int, alpha: float, volume: int) -> Partition:
-    """``volume`` rows of ``labels`` (N,) for every client, by its own class shares q ~ Dir(alpha, ..., alpha).
+    """Give each client volume rows, its classes by its own shares from Dir(alpha).
 
-    Rows are drawn one at a time without replacement, for a client drawn at random among those that still
-    miss some: a class from q, again if that class has run out. After 1,000 such misses for one row the
-    shares of all clients are redrawn; the volume stays.
+    The shares q ~ Dir(alpha, ..., alpha) are over the classes of ``labels`` (N,). Rows are drawn one at a time without
+    replacement, for a client drawn at random among those that still miss some: a class from q, again if that class has
+    run out. After 1,000 such misses for one row the shares of all clients are redrawn; the volume stays.
     """
     check_clients(len(labels), clients)
     if clients * volume > len(labels):
@@ -61,14 +61,16 @@ def _equal_counts(
 
 
 def power_law(
-    labels: np.ndarray, rng: np.random.Generator, clients: int, classes_per_client: int = 2, first_rows: int = 5
+    labels: np.ndarray, rng: np.random.Generator, clients: int, classes_per_client: int = 2, rows_per_class: int = 0
 ) -> Partition:
-    """Client u has the classes u, u+1, ... (mod C) of ``labels`` (N,), in very unequal numbers.
+    """Give each client classes_per_client classes, in numbers by a power law.
 
-    It gets ``first_rows`` rows of each of its ``classes_per_client`` classes; the rest of a class is shared
-    by its clients in proportion to lognormal(0, 2) draws, rounded down (FedProx: MNIST, 1,000 clients).
+    Client u has the classes u, u+1, ... (mod C) of ``labels`` (N,). It gets ``rows_per_class`` rows of each of them, 5
+    if that is 0; the rest of a class is shared by its clients in proportion to lognormal(0, 2) draws, rounded down
+    (FedProx: MNIST, 1,000 clients).
     """
     check_clients(len(labels), clients)
+    first_rows = rows_per_class or 5
     classes, sizes = np.unique(labels, return_counts=True)
     if classes_per_client > len(classes):
         raise UserError(

@@ -1,4 +1,8 @@
-"""Where rows come from, by name: embedded, synthetic, files of one's own, and the catalogue's sets."""
+"""The data sets that are always here: embedded, synthetic, and your own files.
+
+A data set is a function that is given by name what it asks for: ``rng`` for what it has to draw, and keys of
+``[data]``. The first line of its docstring describes it.
+"""
 
 import glob
 import os
@@ -10,9 +14,7 @@ import torch
 from torch import Tensor
 
 from bespoke.core.tree import Tree
-from bespoke.data.examples import ClientArrays, Examples, Loader, join
-from bespoke.data.settings import DataSettings
-from bespoke.data.sources import catalogue
+from bespoke.data.examples import ClientArrays, Examples, join
 from bespoke.errors import UserError
 
 
@@ -21,7 +23,7 @@ def sixteen_levels_to_unit(key: Tensor, x: Tensor, extra: Tree, train: bool) -> 
     return x.to(torch.float32) / 8.0 - 1.0
 
 
-def digits(settings: DataSettings, rng: np.random.Generator) -> Examples:
+def digits() -> Examples:
     """1,797 handwritten digits, 8x8 grey, 10 classes; comes with scikit-learn."""
     from sklearn.datasets import load_digits
 
@@ -30,23 +32,23 @@ def digits(settings: DataSettings, rng: np.random.Generator) -> Examples:
     return Examples(images, found.target.astype(np.int64), 10, transform=sixteen_levels_to_unit)
 
 
-def gaussian(settings: DataSettings, rng: np.random.Generator) -> Examples:
+def gaussian(rng: np.random.Generator, rows: int, dim: int, num_classes: int, spread: float) -> Examples:
     """Synthetic: one Gaussian blob per class (rows, dim, num_classes, spread)."""
-    classes = settings.num_classes or 10
-    y = np.arange(settings.rows) % classes
-    means = rng.standard_normal((classes, settings.dim))
-    x = means[y] + settings.spread * rng.standard_normal((settings.rows, settings.dim))
+    classes = num_classes or 10
+    y = np.arange(rows) % classes
+    means = rng.standard_normal((classes, dim))
+    x = means[y] + spread * rng.standard_normal((rows, dim))
     return Examples(x.astype(np.float32), y, classes)
 
 
-def synthetic_hierarchy(settings: DataSettings, rng: np.random.Generator) -> Examples:
+def synthetic_hierarchy(rng: np.random.Generator, clients: int) -> Examples:
     """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 1; one class."""
-    return two_level_gaussian(rng, settings.clients or 20, 1.0)
+    return two_level_gaussian(rng, clients or 20, 1.0)
 
 
-def synthetic_homogeneous(settings: DataSettings, rng: np.random.Generator) -> Examples:
+def synthetic_homogeneous(rng: np.random.Generator, clients: int) -> Examples:
     """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 0.001; one class."""
-    return two_level_gaussian(rng, settings.clients or 20, 0.001)
+    return two_level_gaussian(rng, clients or 20, 0.001)
 
 
 def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -> Examples:
@@ -62,18 +64,20 @@ def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -
     return Examples(x, np.zeros(len(owner), np.int64), 1, owner=owner, owner_names=names)
 
 
-def files(settings: DataSettings, rng: np.random.Generator) -> Examples:
+def files(rng: np.random.Generator, path: str, num_classes: int, test: float) -> Examples:
     """Your own: one .npz per client at path, with x, y and optionally x_test, y_test."""
-    if not settings.path:
+    if not path:
         raise UserError('[data] path is empty: give the pattern of the clients\' archives, such as "clients/*.npz"')
-    paths = [Path(p) for p in sorted(glob.glob(os.path.expanduser(settings.path), recursive=True))]
+    paths = [Path(p) for p in sorted(glob.glob(os.path.expanduser(path), recursive=True))]
     if not paths:
-        raise UserError(f"no file matches [data] path = {settings.path!r} below {os.getcwd()}: correct the pattern")
+        raise UserError(
+            f"no file matches [data] path = {path!r} beside the experiment's file or below {os.getcwd()}: "
+            "correct the pattern"
+        )
     twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
     if twice:
         raise UserError(f"several files are named {min(twice)!r}, which is the client's name: rename all but one")
-    clients = [_read_client(path) for path in paths]
-    return join(clients, settings.num_classes, settings.test, rng, classes=None)
+    return join([_read_client(each) for each in paths], num_classes, test, rng, classes=None)
 
 
 def _read_client(path: Path) -> ClientArrays:
@@ -93,20 +97,4 @@ def _read_client(path: Path) -> ClientArrays:
     return ClientArrays(path.stem, str(path), **arrays)
 
 
-def _of_catalogue(name: str) -> Loader:
-    def loader(settings: DataSettings, rng: np.random.Generator) -> Examples:
-        return catalogue.load(name)
-
-    loader.__doc__ = catalogue.CATALOGUE[name].doc
-    return loader
-
-
-# A loader's docstring is the line that describes its data set. The first ones are always here.
-BUILT_IN: dict[str, Loader] = {
-    "digits": digits,
-    "gaussian": gaussian,
-    "synthetic_hierarchy": synthetic_hierarchy,
-    "synthetic_homogeneous": synthetic_homogeneous,
-    "files": files,
-}
-LOADERS: dict[str, Loader] = BUILT_IN | {name: _of_catalogue(name) for name in catalogue.CATALOGUE}
+BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files)

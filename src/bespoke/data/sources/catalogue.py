@@ -1,13 +1,12 @@
 """Every data set that can be brought here, by name; and the way from a name to its rows."""
 
-import difflib
-
 from bespoke.data.examples import Examples
 from bespoke.data.sources import acquire, store
 from bespoke.data.sources.catalogue_images import IMAGES
 from bespoke.data.sources.catalogue_others import MADE, PEOPLE
 from bespoke.data.sources.entry import Entry
 from bespoke.errors import UserError
+from bespoke.registry import closest
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (*IMAGES, *PEOPLE, *MADE)}
 
@@ -15,9 +14,8 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (*IMAGES, *PEOPLE,
 def find(name: str) -> Entry:
     """The entry of a name, or a sentence with the nearest one."""
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CATALOGUE)}"
-        raise UserError(f"there is no data set {name!r} to bring here: {hint}")
+        near = closest(name, CATALOGUE)
+        raise UserError(f"there is no data set {name!r} to bring here{near}; there are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]
 
 

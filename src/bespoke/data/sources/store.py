@@ -4,13 +4,13 @@ The folder is ``$BESPOKE_DATA``, or ``bespoke`` in the user's cache folder. A se
 beside it and renamed as a whole, so that it is there complete or not at all.
 """
 
-import errno
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from bespoke.data.examples import Examples
 from bespoke.data.sources.content import Hashes
 from bespoke.errors import UserError
-from bespoke.files import fsync_folder
+from bespoke.files import fsync_folder, reason_and_cure, write_whole
 
 VARIABLE = "BESPOKE_DATA"
 MANIFEST = "manifest.json"
@@ -27,7 +27,6 @@ FORMAT = 1
 
 _ARRAYS = {"x": "x", "y": "y", "test": "official_test", "owner": "owner", "domain": "domain"}  # file to field
 _NAMES = ("owner_names", "domain_names", "words")
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CHUNK = 2**24  # bytes
 
 Manifest = dict[str, Any]
@@ -53,14 +52,12 @@ def holds(name: str) -> bool:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Tell in one sentence why something could not be written to the folder of data sets."""
+    """Say in one sentence why something could not be written to the folder of data sets."""
     try:
         yield
     except OSError as error:
-        cure = "make room there" if error.errno in _FULL else "mend that"
-        reason = error.strerror or str(error)
         raise UserError(
-            f"cannot write {what} below {root()}: {reason}; {cure} or set {VARIABLE} to another folder"
+            f"cannot write {what} below {root()}: {reason_and_cure(error)}, or set {VARIABLE} to another folder"
         ) from error
 
 
@@ -94,7 +91,9 @@ def write(name: str, examples: Examples, found: Hashes, source: str, verified: b
             for file, field in _ARRAYS.items():
                 array = getattr(examples, field)
                 if array is not None:
-                    size = _save(temporary / f"{file}.npy", np.asarray(array))
+                    path = temporary / f"{file}.npy"
+                    write_whole(path, npy(np.asarray(array)))
+                    size = path.stat().st_size
                     arrays[file] = {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": size}
             manifest = {
                 "format": FORMAT,
@@ -111,7 +110,7 @@ def write(name: str, examples: Examples, found: Hashes, source: str, verified: b
                 "arrays": arrays,
                 **{key: list(getattr(examples, key)) for key in _NAMES},
             }
-            _put(temporary / MANIFEST, [(json.dumps(manifest, indent=1) + "\n").encode()])
+            write_whole(temporary / MANIFEST, [(json.dumps(manifest, indent=1) + "\n").encode()])
             os.rename(temporary, folder(name))
             fsync_folder(root())
         except BaseException:
@@ -157,21 +156,11 @@ def _damaged(name: str, reason: str) -> UserError:
     return UserError(f"the data set in {folder(name)} is damaged ({reason}): remove that folder and import it again")
 
 
-def _save(path: Path, array: np.ndarray) -> int:
+def npy(array: np.ndarray) -> Iterator[bytes]:
+    """Yield an ``.npy`` file of an array in pieces, row by row, whatever the array's layout in memory."""
     header: dict[str, Any] = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array[:1]))
-    header["shape"] = array.shape
+    start = BytesIO()
+    np.lib.format.write_array_header_1_0(start, header | {"shape": array.shape})
+    yield start.getvalue()
     rows = max(1, _CHUNK // max(1, array[:1].nbytes))
-    parts = (array[i : i + rows].tobytes() for i in range(0, len(array), rows))
-    return _put(path, parts, header)
-
-
-def _put(path: Path, parts: Any, header: dict[str, Any] | None = None) -> int:
-    """Write and fsync; the system's own errors come through, which NumPy's writer would hide."""
-    with path.open("wb") as file:
-        if header is not None:
-            np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+    yield from (array[i : i + rows].tobytes() for i in range(0, len(array), rows))
