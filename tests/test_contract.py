@@ -180,8 +180,132 @@ class CannotBeMapped(Toy):
         return state, {"model": tree.map(lambda p: p * scale, down["model"])}
 
 
+@final
+@dataclass(frozen=True)
+class ReadsTheRate(Toy):
+    """Turns the learning rate, which all clients share, into a Python number."""
+
+    def client_update(self, local, state, down):
+        scale = 1.0 - 1e-3 * local.lr.item()
+        return state, {"model": tree.map(lambda p: p * scale, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class LooksOverTheFence(Toy):
+    """Reaches through the desk to the whole pool."""
+
+    def client_update(self, local, state, down):
+        mean = local._strategy._rows.x.mean()
+        return state, {"model": tree.map(lambda p: p + 1e-6 * mean, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class TrainsWithoutDropout(Toy):
+    """Forgets the batch's key in its loss."""
+
+    def client_update(self, local, state, down):
+        task = local.task
+
+        def loss(w, batch):
+            return task.objective.mean_loss(task.logits(w, batch.x), batch)
+
+        return state, {"model": local.sgd(loss, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class SendsConstants(Toy):
+    """Makes the model's constants a part of the server's state."""
+
+    def server_init(self, task, params, num_clients, key):
+        return {"model": params, "rest": dict(task.constants())}
+
+    def client_update(self, local, state, down):
+        return state, {"model": local.sgd(local.task.loss, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class CountsClasses(Toy):
+    """Needs classes, and does not say so."""
+
+    def client_init(self, task, params, client):
+        return {"seen": torch.zeros(task.num_classes, dtype=task.dtype, device=task.device)}
+
+
+# What beginners write, each with the words that name the mistake.
+
+
+@final
+@dataclass(frozen=True)
+class Swapped(Toy):
+    def client_update(self, local, state, down):
+        return {"model": local.sgd(local.task.loss, down["model"])}, state
+
+
+@final
+@dataclass(frozen=True)
+class UploadOnly(Toy):
+    def client_update(self, local, state, down):
+        return {"model": local.sgd(local.task.loss, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class SendsNaN(Toy):
+    def client_update(self, local, state, down):
+        return state, {"model": tree.map(lambda p: p / 0.0, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class EditsInPlace(Toy):
+    def client_update(self, local, state, down):
+        down["model"]["head.bias"] += 1.0
+        return state, {"model": local.sgd(local.task.loss, down["model"])}
+
+
+@final
+@dataclass(frozen=True)
+class SendsAFloat(Toy):
+    def client_update(self, local, state, down):
+        return state, {"model": local.sgd(local.task.loss, down["model"]), "share": 0.5}
+
+
+@final
+@dataclass(frozen=True)
+class PersonalizesNothing(Toy):
+    def personalize(self, local, state, down):
+        local.finetune(down["model"], 1)
+
+
+MISTAKES = {
+    Swapped: r"must return \(state, upload\), in this order",
+    UploadOnly: r"client_update must return \(state, upload\), not a dict",
+    SendsNaN: "not finite",
+    EditsInPlace: r"changes what it received in place \(model/head.bias\)",
+    SendsAFloat: "'share' is a float, not a tensor",
+    PersonalizesNothing: "personalize must return a personal model as a dict of tensors, not NoneType",
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)
+def test_check_method_names_a_beginners_mistake(kind) -> None:
+    with pytest.raises(AssertionError, match=MISTAKES[kind]):
+        check_method(kind())
+
+
+def test_a_value_of_the_desk_may_not_become_a_number_though_all_clients_share_it() -> None:
+    with pytest.raises(AssertionError, match="becomes a Python number"):
+        check_method(ReadsTheRate())
+
+
 FAULTS = {
     "is_frozen": (NotFrozen, "frozen"),
+    "answers_are_sound": (EditsInPlace, "in place"),
+    "desk_values_stay_tensors": (ReadsTheRate, "becomes a Python number"),
     "loop_equals_batched": (CutsAtHalf, "differs by"),
     "loop_equals_batched_with_kept_moments": (CannotBeMapped, "mapping them failed"),
     "chunks_change_nothing": (ReadsTheWidth, "differs by"),
@@ -193,6 +317,10 @@ FAULTS = {
     "private_stays_private": (Forgets, "no such name"),
     "evaluation_changes_nothing": (NoisyEvaluation, "second evaluation"),
     "new_client_works": (NewClientsGetNothing, "not finite"),
+    "neighbours_do_not_matter": (LooksOverTheFence, "change the upload"),
+    "dropout_draws_in_training": (TrainsWithoutDropout, "without key=batch.key"),
+    "constants_stay_at_home": (SendsConstants, "which the model keeps constant"),
+    "any_objective_works": (CountsClasses, "declare needs_classes"),
     "learns": (NeverLearns, "an even guess has"),
 }
 
