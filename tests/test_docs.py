@@ -8,6 +8,9 @@ methods share one, each with names and a folder of its own, since starting Pytho
 """
 
 import functools
+import importlib
+import inspect
+import operator
 import os
 import re
 import subprocess
@@ -157,6 +160,17 @@ def test_a_block_is_left_out_only_for_a_reason():
     assert "raise" in program(f"<!-- not run: it needs a GPU -->\n\nA sentence.\n\n{block}")
     with pytest.raises(AssertionError, match="needs a reason"):
         program(f"<!-- not run: -->\n{block}")
+
+
+def test_the_way_from_a_file_to_a_recorded_number_is_short():
+    """Every hop that the page on architecture names is there, and all together have at most 800 lines."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    lines = 0
+    hops = re.findall(r"`(bespoke[\w.]*):([\w.]+)`", text)
+    for module, name in hops:
+        found = operator.attrgetter(name)(importlib.import_module(module))
+        lines += len(inspect.getsource(found).splitlines())
+    assert len(hops) > 30 and lines <= 800, lines
 
 
 def test_an_open_block_is_an_error():

@@ -121,10 +121,9 @@ class Federation:
         """
         server = self.start() if server is None else server
         for number in range(first, self.training.rounds + 1):
-            done = self._round(number, server, (cohort or self.cohort)(number))
-            server = done.server
-            yield done
-            del done
+            done = [self._round(number, server, (cohort or self.cohort)(number))]
+            server = done[0].server
+            yield done.pop()  # a name here would keep the uploads alive until the next round
 
     def _round(self, number: int, server: Tree, cohort: Sequence[int]) -> Round:
         begin = time.perf_counter()
