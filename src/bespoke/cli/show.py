@@ -9,6 +9,7 @@ import numpy as np
 
 from bespoke.core.data import FederatedData
 from bespoke.data import Partition, partitioned
+from bespoke.errors import UserError
 from bespoke.report.bubbles import bubble_chart
 from bespoke.runs.experiment import load
 
@@ -83,6 +84,8 @@ def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = 
 
 def describe(experiment: str, data: str, pool: FederatedData, found: Partition) -> Shown:
     """The numbers of a federation."""
+    if not pool.num_classes:
+        raise UserError(f"{data} has targets that are not classes, and data show counts classes: use a classification")
     y = pool.y.numpy()
     parts = {name: [getattr(pool, name).client(i).numpy() for i in range(pool.total_clients)] for name in _PARTS}
     by_part = {name: np.stack([_classes(y[rows], pool.num_classes) for rows in lists]) for name, lists in parts.items()}

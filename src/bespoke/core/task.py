@@ -12,15 +12,13 @@ from torch.nn.parameter import is_lazy
 
 from bespoke.core import rng
 from bespoke.core.data import Batch
-from bespoke.core.objective import CLASSIFICATION, Objective, cross_entropies
+from bespoke.core.objective import CLASSIFICATION, Objective
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
-
-row_losses = cross_entropies  # clients still score by this name
 
 
 # How products of matrices and convolutions are computed on CUDA: as float32, with factors rounded to 10 bits (tf32), or

@@ -163,8 +163,10 @@ def _difference(stored: Experiment, experiment: Experiment) -> str:
     there, here = stored.tables(), experiment.tables()
     if there["seed"] != here["seed"]:
         return f"seed is {there['seed']} there and {here['seed']} here"
-    for table in ("data", "model", "algorithm", "training"):
+    for table in ("data", "model", "objective", "algorithm", "training"):
         for key in there[table] | here[table]:
+            if (table, key) == ("objective", "metrics"):
+                continue  # which may change
             old, new = there[table].get(key), here[table].get(key)
             if old != new:
                 return f"{table}.{key} is {old!r} there and {new!r} here"
@@ -172,7 +174,8 @@ def _difference(stored: Experiment, experiment: Experiment) -> str:
 
 
 def _describe(pool: FederatedData) -> dict[str, Any]:
-    classes = [int(pool.y[rows].unique().numel()) for rows in map(pool.train.client, range(pool.total_clients))]
+    everyone = map(pool.train.client, range(pool.total_clients))
+    classes = [int(pool.y[rows].unique().numel()) for rows in everyone] if pool.num_classes else None
     return {
         "clients": pool.num_clients,
         "new_clients": pool.total_clients - pool.num_clients,
