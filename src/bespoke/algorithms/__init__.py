@@ -1,4 +1,4 @@
-"""The table of methods: name -> factory. A factory called without arguments gives the method's defaults."""
+"""The table of methods: name -> factory. Called without arguments, a factory gives the defaults."""
 
 import functools
 from collections.abc import Callable
@@ -85,9 +85,14 @@ def _factory(thing: Any, where: str) -> Factory:
         made = thing()
     except Exception as error:  # a user's class may fail in any way
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{where}: {name}() fails ({reason}): give every field a default that is allowed") from error
+        raise UserError(
+            f"{where}: {name}() fails ({reason}): give every field a default that is allowed"
+        ) from error
     if not isinstance(made, Algorithm):
-        raise UserError(f"{where}: {name} gives a {type(made).__name__}, not a bespoke.Algorithm: derive it from that")
+        raise UserError(
+            f"{where}: {name} gives a {type(made).__name__}, not a bespoke.Algorithm: "
+            "derive it from that"
+        )
     return thing
 
 
@@ -95,9 +100,9 @@ ALGORITHMS: Registry[Factory] = Registry("method", _SHIPPED, _factory, "bespoke.
 
 
 def register(name: str, factory: Factory) -> None:
-    """Add your own method, a subclass of :class:`Algorithm`, under a name for experiments and the command line.
+    """Add your own subclass of :class:`Algorithm`, for experiments and the command line.
 
-    Registering a name of yours again replaces it.
+    Registering your own name again replaces the method.
     """
     ALGORITHMS.register(name, factory, "register")
 

@@ -14,7 +14,7 @@ from bespoke.core.settings import knob
 @final
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    """FedAvg for w, and beside it a model v of the client's own, trained for its part in alpha v + (1 - alpha) w.
+    """FedAvg for w, and per client a model v trained for its part in alpha v + (1 - alpha) w.
 
     Deng et al., "Adaptive Personalized Federated Learning", 2020 (arXiv 2003.13461), Algorithm 1.
 
@@ -22,25 +22,31 @@ class APFL(Algorithm):
     |---|---|
     | w_i, the client's copy of the global model | ``down["model"]``, then ``up["model"]`` |
     | v_i, the local model | ``state["personal"]`` |
-    | alpha_i, the weight of v_i | ``state["alpha"]``, at first ``alpha``; it moves with ``adaptive`` |
+    | alpha_i, the weight of v_i | ``state["alpha"]``, initially ``alpha``; ``adaptive`` moves it |
 
-    Both models take each step together from the values before it, so v moves by alpha times the gradient at the
-    mixture and w exactly as in FedAvg (unless ``clip`` is set: it measures both gradients together). An adaptive
-    alpha moves once a round, along the first batch's gradient, and counts from the second step on. ``mix = "logits"``
-    mixes what the two models say instead of their parameters, as the authors' code does. Clients are weighted by
-    their rows (the paper: uniformly). The personal model mixes v with the averaged w. A client that never took part
-    starts v at the received w and makes one pass; what it does to w is dropped.
+    Both models take each step together from the values before it, so v moves by alpha times the
+    gradient at the mixture and w exactly as in FedAvg (unless ``clip`` is set: it measures both
+    gradients together). An adaptive alpha moves once a round, along the first batch's gradient, and
+    counts from the second step on. ``mix = "logits"`` mixes what the two models say instead of
+    their parameters, as the authors' code does. Clients are weighted by their rows (the paper:
+    uniformly). The personal model mixes v with the averaged w. A client that never took part starts
+    v at the received w and makes one pass; what it does to w is dropped.
     Bytes per client and round: the model up, the model down.
     """
 
-    alpha: float = knob(0.5, "weight of the client's own model in the mixture, at first", low=0, high=1)
+    alpha: float = knob(
+        0.5, "weight of the client's own model in the mixture, at first", low=0, high=1
+    )
     adaptive: bool = knob(False, "each client moves its alpha once a round")
     mix: str = knob("params", "what is mixed", choices=("params", "logits"))
     private = ("personal", "alpha")
 
     def client_init(self, task, params, client):
         """The own model starts at the common initial weights."""
-        return {"personal": params, "alpha": torch.full((), self.alpha, dtype=task.dtype, device=task.device)}
+        return {
+            "personal": params,
+            "alpha": torch.full((), self.alpha, dtype=task.dtype, device=task.device),
+        }
 
     def client_update(self, local, state, down):
         """Train w and v side by side; keep v, send w."""
@@ -49,10 +55,14 @@ class APFL(Algorithm):
 
         def loss(params, batch, first, alpha):
             w, alpha = params["model"], torch.where(batch.step == 0, first, alpha)
-            mixed = mixed_logits(task, mix, alpha, params["personal"], tree.detach(w), batch.x, batch.key)
+            mixed = mixed_logits(
+                task, mix, alpha, params["personal"], tree.detach(w), batch.x, batch.key
+            )
             return task.loss(w, batch) + task.error(mixed, batch)
 
-        params = local.sgd(loss, {"model": down["model"], "personal": state["personal"]}, first, alpha)
+        params = local.sgd(
+            loss, {"model": down["model"], "personal": state["personal"]}, first, alpha
+        )
         local.log(alpha=alpha)
         return {"personal": params["personal"], "alpha": alpha}, {"model": params["model"]}
 
@@ -64,9 +74,11 @@ class APFL(Algorithm):
             def mixed_loss(alpha):
                 return task.error(mixed_logits(task, mix, alpha, v, w, batch.x, batch.key), batch)
 
-            return {"alpha": (carry["alpha"] - rate * grad(mixed_loss)(carry["alpha"])).clamp(0.0, 1.0)}
+            alpha = carry["alpha"]
+            return {"alpha": (alpha - rate * grad(mixed_loss)(alpha)).clamp(0.0, 1.0)}
 
-        return local.scan(step, {"alpha": state["alpha"]}, state["personal"], w, local.lr, steps=1)["alpha"]
+        start = {"alpha": state["alpha"]}
+        return local.scan(step, start, state["personal"], w, local.lr, steps=1)["alpha"]
 
     def adapt(self, local, state, down):
         """A round of which v and alpha stay; the first one from the current global model."""
@@ -79,7 +91,9 @@ class APFL(Algorithm):
 
     def predict(self, task, personal, x):
         """Logits of the mixture."""
-        return mixed_logits(task, self.mix, personal["alpha"], personal["personal"], personal["model"], x)
+        return mixed_logits(
+            task, self.mix, personal["alpha"], personal["personal"], personal["model"], x
+        )
 
 
 def mixed_logits(task, mix, alpha, v, w, x, key=None):

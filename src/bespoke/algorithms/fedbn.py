@@ -11,18 +11,20 @@ from bespoke.core.algorithm import Algorithm
 class FedBN(Algorithm):
     """FedAvg of everything but the normalisation layers, of which each client has its own.
 
-    Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, Algorithm 1.
+    Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
+    2021, Algorithm 1.
 
     | paper | here |
     |---|---|
-    | the parameters of norm layers | ``state["norm"]``: scales and shifts, found by the kind of layer, not by name |
+    | the parameters of norm layers | ``state["norm"]``: scales and shifts, found by layer type |
     | all others | ``down["model"]`` |
 
-    The paper's layers are batch norms, whose running statistics also stay local; here they are group, instance and
-    layer norms, which have none. A model without norm layers is refused. All parameters train together. Clients are
-    weighted by their rows; the paper's uniform mean is ``[training] weighting = "uniform"``. The personal model is the
-    averaged part with the client's own norms, however long ago it trained them. A client that never took part fits
-    the norms alone, from the common start, ``[evaluation] adapt_rounds`` times; a start at the others' mean would
+    The paper's layers are batch norms, whose running statistics also stay local; here they are
+    group, instance and layer norms, which have none. A model without norm layers is refused. All
+    parameters train together. Clients are weighted by their rows; the paper's uniform mean is
+    ``[training] weighting = "uniform"``. The personal model is the averaged part with the client's
+    own norms, however long ago it trained them. A client that never took part fits the norms alone,
+    from the common start, ``[evaluation] adapt_rounds`` times; a start at the others' mean would
     mean to send norms.
     Bytes per client and round: the model without norms up, the model without norms down.
     """
@@ -46,7 +48,9 @@ class FedBN(Algorithm):
     def adapt(self, local, state, down):
         """Fit the norms in the fixed rest."""
         loss = local.task.loss
-        norm = local.sgd(lambda norm, batch, rest: loss(rest | norm, batch), state["norm"], down["model"], tag=1)
+        norm = local.sgd(
+            lambda norm, batch, rest: loss(rest | norm, batch), state["norm"], down["model"], tag=1
+        )
         return {"norm": norm}
 
     def personalize(self, local, state, down):

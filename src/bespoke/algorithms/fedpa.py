@@ -1,4 +1,4 @@
-"""FedPA: clients send a step towards the mode of the global posterior; FedPA-FT fine-tunes the result."""
+"""FedPA: clients send steps towards the global posterior's mode; FedPA-FT fine-tunes the result."""
 
 from dataclasses import dataclass
 from typing import final
@@ -19,18 +19,20 @@ class FedPA(Algorithm):
     | paper | here |
     |---|---|
     | theta, the server's state | ``down["model"]`` |
-    | theta_1 ... theta_L, samples (IASG) | means of the iterates in ``samples`` windows of the local steps |
+    | theta_1 ... theta_L, samples (IASG) | means of the iterates in ``samples`` windows of steps |
     | B, burn-in | ``burn_in`` windows before them |
     | Sigma_L = rho_L I + (1 - rho_L) S_L | ``rho``: rho_L = 1 / (1 + (L - 1) rho) |
     | Delta = Sigma^-1 (theta - mu) | ``up["delta"]`` |
     | server's optimiser | SGD with ``server_lr``, ``server_momentum`` |
     | FedAvg regime before posterior averaging | ``warm_rounds`` |
 
-    A round's T steps are cut into ``burn_in + samples`` equal windows: with as many epochs that is the paper's one
-    sample an epoch. A client with fewer steps draws fewer samples, and with fewer than two it has no covariance and
-    sends FedAvg's delta, theta less the last iterate; so ``samples = 1`` is FedAvg. The delta comes from one L x L
-    solve instead of the paper's recursion, which it equals. Nothing is kept on a client: an unseen one is treated
-    like any other, and with ``finetune_epochs`` (FedPA-FT) each trains a copy of the model before it predicts.
+    A round's T steps are cut into ``burn_in + samples`` equal windows: with as many epochs that is
+    the paper's one sample an epoch. A client with fewer steps draws fewer samples, and with fewer
+    than two it has no covariance and sends FedAvg's delta, theta less the last iterate; so
+    ``samples = 1`` is FedAvg. The delta comes from one L x L solve instead of the paper's
+    recursion, which it equals. Nothing is kept on a client: an unseen one is treated like any
+    other, and with ``finetune_epochs`` (FedPA-FT) each trains a copy of the model before it
+    predicts.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -54,9 +56,15 @@ class FedPA(Algorithm):
             place = batch.step * (seen["count"] + burn_in) // seen["steps"] - burn_in
             return seen | {"windows": posterior.add_to_window(seen["windows"], params, place)}
 
-        seen = {"windows": posterior.window_sums(theta, self.samples), "steps": steps, "count": count}
+        seen = {
+            "windows": posterior.window_sums(theta, self.samples),
+            "steps": steps,
+            "count": count,
+        }
         last, seen = local.trace(local.task.loss, theta, sample, seen)
-        delta = posterior.shrunk_delta(theta, posterior.window_means(seen["windows"]), count, self.rho)
+        delta = posterior.shrunk_delta(
+            theta, posterior.window_means(seen["windows"]), count, self.rho
+        )
         able = (count > 1) & (local.round > self.warm_rounds)
         return state, {"delta": tree.where(able, delta, tree.sub(theta, last))}
 

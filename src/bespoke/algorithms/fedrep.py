@@ -12,8 +12,8 @@ from bespoke.core.settings import knob
 class FedRep(Algorithm):
     """First the head on the received body, then the body under the fixed head.
 
-    Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
-    Algorithm 1.
+    Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML
+    2021, Algorithm 1.
 
     | paper | here |
     |---|---|
@@ -21,11 +21,11 @@ class FedRep(Algorithm):
     | h_i, the head | ``state["head"]`` |
     | tau_h, tau_phi | ``head_epochs``, ``body_epochs`` |
 
-    Each phase has an optimiser of its own, so no momentum leaks from the head into the body. Clients are
-    weighted by their rows; the paper's uniform mean is ``[training] weighting = "uniform"``. A client that
-    never took part fits its head from the common start, as the paper does for new clients; the public code
-    would start it from an average of heads that never crossed the wire. There is no extra head pass before
-    the last test.
+    Each phase has an optimiser of its own, so no momentum leaks from the head into the body.
+    Clients are weighted by their rows; the paper's uniform mean is ``[training] weighting =
+    "uniform"``. A client that never took part fits its head from the common start, as the paper
+    does for new clients; the public code would start it from an average of heads that never crossed
+    the wire. There is no extra head pass before the last test.
     Bytes per client and round: the body up, the body down.
     """
 
@@ -50,7 +50,11 @@ class FedRep(Algorithm):
         loss = local.task.loss
         head = self.adapt(local, state, down)["head"]
         body = local.sgd(
-            lambda w, batch, head: loss(w | head, batch), down["body"], head, epochs=self.body_epochs, tag=1
+            lambda w, batch, head: loss(w | head, batch),
+            down["body"],
+            head,
+            epochs=self.body_epochs,
+            tag=1,
         )
         return {"head": head}, {"body": body}
 

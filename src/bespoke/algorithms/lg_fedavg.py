@@ -11,18 +11,18 @@ from bespoke.core.algorithm import Algorithm
 class LGFedAvg(Algorithm):
     """Each client learns its own representation; only the last layer is averaged.
 
-    Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
-    2020 (arXiv 2001.01523).
+    Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+    Representations", 2020 (arXiv 2001.01523).
 
     | paper | here |
     |---|---|
     | l_m, the local representation | ``state["body"]`` |
     | g, the global model | ``down["head"]``: the last layer |
 
-    All clients start from one common body: heads over differently rotated features have no meaningful
-    mean. Training starts from scratch, whereas the published code starts from a model that FedAvg has
-    trained. Clients are weighted by their rows (the paper: uniformly). A client that never took part makes
-    one pass over everything from the common body and keeps the body.
+    All clients start from one common body: heads over differently rotated features have no
+    meaningful mean. Training starts from scratch, whereas the published code starts from a model
+    that FedAvg has trained. Clients are weighted by their rows (the paper: uniformly). A client
+    that never took part makes one pass over everything from the common body and keeps the body.
     Bytes per client and round: the head up, the head down.
     """
 

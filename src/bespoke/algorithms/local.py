@@ -11,9 +11,9 @@ from bespoke.core.algorithm import Algorithm
 class LocalOnly(Algorithm):
     """Training without communication, from common initial weights.
 
-    A client trains in the rounds it is drawn for, as in the pFedFDA paper's comparison: at rate q it gets
-    q times the epochs of a client that trains in every round. A client that was never drawn makes one
-    pass of local training from the common start before it predicts.
+    A client trains in the rounds it is drawn for, as in the pFedFDA paper's comparison: at rate q
+    it gets q times the epochs of a client that trains in every round. A client that was never drawn
+    makes one pass of local training from the common start before it predicts.
     Bytes per client and round: none.
     """
 

@@ -1,4 +1,4 @@
-"""pFedBreD: a personal model tied to a prior mean of its own, which differs from the global model."""
+"""pFedBreD: a personal model tied to its own prior mean, which differs from the global model."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,28 +13,32 @@ from bespoke.core.settings import knob
 @final
 @dataclass(frozen=True)
 class PFedBreD(Algorithm):
-    """Personal prior: theta near the minimum of f_i(theta) + lambda/2 |theta - s_i|^2, with s_i = Phi_i(w).
+    """Personal prior: theta near argmin f_i(theta) + lambda/2 |theta - s_i|^2, with s_i = Phi_i(w).
 
-    Shi et al., "PRIOR: Personalized Prior for Reactivating the Information Overlooked in Federated Learning",
-    NeurIPS 2023, Algorithm 1 with the squared norm (a spherical Gaussian prior).
+    Shi et al., "PRIOR: Personalized Prior for Reactivating the Information Overlooked in Federated
+    Learning", NeurIPS 2023, Algorithm 1 with the squared norm (a spherical Gaussian prior).
 
     | paper | here |
     |---|---|
     | w, the local copy of the global model | ``down["model"]``, then w inside ``_round`` |
     | theta_i; w_i at the end of its last round | ``state["personal"]``; ``state["last"]`` |
-    | Phi: lg; meg; mh | ``prior``: s = w - eta grad f(w); s = w - eta (w_last - theta); meg after a meta step on w |
+    | Phi: lg | ``prior``: s = w - eta grad f(w) |
+    | Phi: meg; mh | s = w - eta (w_last - theta); the same after a meta step on w |
     | eta; lambda; K | ``eta``; ``lam``; ``prox_steps`` of rate ``prox_lr`` |
     | R, local iterations | one for each minibatch of ``[training]``, for each two with "mh" |
 
-    The meta step of "mh" is of first order: the gradient on the second batch, at w - meta_lr grad f(w) on the first,
-    moves w itself. As in the public code w moves along lr lambda (s - theta), the derivative of Phi taken as the
-    identity, and theta starts at w ("lg": at s). The server's mean is weighted by rows, its beta is 1. All steps are
-    plain SGD: of ``[training]``'s optimiser only the lr is used, which moves w. A client that never took part starts
-    both models at the current global one, makes one local round and uploads nothing.
+    The meta step of "mh" is of first order: the gradient on the second batch, at w - meta_lr grad
+    f(w) on the first, moves w itself. As in the public code w moves along lr lambda (s - theta),
+    the derivative of Phi taken as the identity, and theta starts at w ("lg": at s). The server's
+    mean is weighted by rows, its beta is 1. All steps are plain SGD: of ``[training]``'s optimiser
+    only the lr is used, which moves w. A client that never took part starts both models at the
+    current global one, makes one local round and uploads nothing.
     Bytes per client and round: the model up, the model down.
     """
 
-    prior: str = knob("mh", "how the prior's mean follows from the global model", choices=("mh", "meg", "lg"))
+    prior: str = knob(
+        "mh", "how the prior's mean follows from the global model", choices=("mh", "meg", "lg")
+    )
     eta: float = knob(0.05, "how far the prior's mean is from the global model", low=0)
     lam: float = knob(15.0, "strength of the tie to the prior's mean", low=0)
     prox_steps: int = knob(5, "steps towards the personal model in each local iteration", low=1)
@@ -70,7 +74,9 @@ class PFedBreD(Algorithm):
             return {"w": tree.add(w, tree.sub(mean, theta), -lr * lam), "theta": theta}
 
         start = {"w": w, "theta": state["personal"]}
-        end = local.scan(iterate, start, state["last"], local.lr, per_step=2 if prior == "mh" else 1)
+        end = local.scan(
+            iterate, start, state["last"], local.lr, per_step=2 if prior == "mh" else 1
+        )
         return {"personal": end["theta"], "last": end["w"]}
 
     def adapt(self, local, state, down):
