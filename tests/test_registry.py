@@ -152,7 +152,7 @@ class Incomplete(Mine):
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (3, "3 is no method: give a subclass of bespoke.Algorithm"),
+        (3, "3 is not a method: give a subclass of bespoke.Algorithm"),
         (Mine(), "give the class Mine itself, without ()"),
         (dict, "dict gives a dict, not a bespoke.Algorithm"),
         (
@@ -574,7 +574,7 @@ def test_a_mistake_in_a_file_names_the_file(here):
     path = write(here / "x.toml", algorithm={"name": "mine:FedALA", "strenth": 1.0})
     assert "x.toml: [algorithm] has no key 'strenth' (did you mean 'strength'?)" in command("run", path).sentence
     path = write(here / "x.toml", algorithm={"name": "mine:number"})
-    assert "3 is no method: give a subclass of bespoke.Algorithm" in command("run", path).sentence
+    assert "3 is not a method: give a subclass of bespoke.Algorithm" in command("run", path).sentence
 
 
 def test_what_was_registered_stays_what_it_is_beside_module_paths(here):

@@ -75,11 +75,11 @@ _SHIPPED: dict[str, Factory] = {
 
 
 def _factory(thing: Any, where: str) -> Factory:
-    """Check that something makes a method when it is called without arguments."""
+    """Check that ``thing`` makes a method when called without arguments."""
     if isinstance(thing, Algorithm):
         raise UserError(f"{where}: give the class {type(thing).__name__} itself, without ()")
     if not callable(thing):
-        raise UserError(f"{where}: {thing!r} is no method: give a subclass of bespoke.Algorithm")
+        raise UserError(f"{where}: {thing!r} is not a method: give a subclass of bespoke.Algorithm")
     name = getattr(thing, "__name__", repr(thing))
     try:
         made = thing()
@@ -91,7 +91,7 @@ def _factory(thing: Any, where: str) -> Factory:
     if not isinstance(made, Algorithm):
         raise UserError(
             f"{where}: {name} gives a {type(made).__name__}, not a bespoke.Algorithm: "
-            "derive it from that"
+            "derive your class from it"
         )
     return thing
 

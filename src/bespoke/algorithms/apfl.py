@@ -25,24 +25,24 @@ class APFL(Algorithm):
     | alpha_i, the weight of v_i | ``state["alpha"]``, initially ``alpha``; ``adaptive`` moves it |
 
     Both models take each step together from the values before it, so v moves by alpha times the
-    gradient at the mixture and w exactly as in FedAvg (unless ``clip`` is set: it measures both
-    gradients together). An adaptive alpha moves once a round, along the first batch's gradient, and
-    counts from the second step on. ``mix = "logits"`` mixes what the two models say instead of
+    gradient at the mixture, and w exactly as in FedAvg (unless ``clip`` is set: it measures both
+    gradients together). An adaptive alpha moves once per round, along the first batch's gradient,
+    and is used from the second step on. ``mix = "logits"`` mixes the two models' logits instead of
     their parameters, as the authors' code does. Clients are weighted by their rows (the paper:
     uniformly). The personal model mixes v with the averaged w. A client that never took part starts
-    v at the received w and makes one pass; what it does to w is dropped.
+    v at the received w and makes one pass; its changes to w are dropped.
     Bytes per client and round: the model up, the model down.
     """
 
     alpha: float = knob(
-        0.5, "weight of the client's own model in the mixture, at first", low=0, high=1
+        0.5, "initial weight of the client's own model in the mixture", low=0, high=1
     )
-    adaptive: bool = knob(False, "each client moves its alpha once a round")
+    adaptive: bool = knob(False, "each client moves its alpha once per round")
     mix: str = knob("params", "what is mixed", choices=("params", "logits"))
     private = ("personal", "alpha")
 
     def client_init(self, task, params, client):
-        """The own model starts at the common initial weights."""
+        """Start the client's own model at the common initial weights."""
         return {
             "personal": params,
             "alpha": torch.full((), self.alpha, dtype=task.dtype, device=task.device),
@@ -67,7 +67,7 @@ class APFL(Algorithm):
         return {"personal": params["personal"], "alpha": alpha}, {"model": params["model"]}
 
     def _move(self, local, state, w):
-        """One step of alpha on the main pass's first batch, kept within [0, 1]."""
+        """Move alpha by one step on the first batch, kept within [0, 1]."""
         task, mix = local.task, self.mix
 
         def step(carry, batch, v, w, rate):
@@ -81,23 +81,23 @@ class APFL(Algorithm):
         return local.scan(step, start, state["personal"], w, local.lr, steps=1)["alpha"]
 
     def adapt(self, local, state, down):
-        """A round of which v and alpha stay; the first one from the current global model."""
+        """Make a round and keep v and alpha; the first starts from the current global model."""
         start = tree.where(local.round == 1, down["model"], state["personal"])
         return self.client_update(local, state | {"personal": start}, down)[0]
 
     def personalize(self, local, state, down):
-        """Own and global model, and how they mix."""
+        """Return both models and the mixing weight."""
         return state | {"model": down["model"]}
 
     def predict(self, task, personal, x):
-        """Logits of the mixture."""
+        """Return the mixture's logits."""
         return mixed_logits(
             task, self.mix, personal["alpha"], personal["personal"], personal["model"], x
         )
 
 
 def mixed_logits(task, mix, alpha, v, w, x, key=None):
-    """Logits (B, C) of alpha v + (1 - alpha) w, or the same mixture of both models' logits."""
+    """Return logits (B, C) of alpha v + (1 - alpha) w, or mix both models' logits likewise."""
     if mix == "logits":
         return alpha * task.logits(v, x, key) + (1.0 - alpha) * task.logits(w, x, key)
     return task.logits(tree.map(lambda a, b: alpha * a + (1.0 - alpha) * b, v, w), x, key)

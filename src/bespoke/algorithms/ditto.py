@@ -32,17 +32,15 @@ class Ditto(Algorithm):
     """
 
     lam: float = knob(1.0, "strength of the tie to the global model", low=0)
-    personal_epochs: int = knob(
-        0, "epochs of the personal pass; 0 = as many as the global pass", low=0
-    )
+    personal_epochs: int = knob(0, "epochs of the personal pass; 0 = as in the global pass", low=0)
     private = ("personal",)
 
     def client_init(self, task, params, client):
-        """The personal model starts at the common initial weights."""
+        """Start the personal model at the common initial weights."""
         return {"personal": params}
 
     def client_update(self, local, state, down):
-        """The global pass, which is sent; then the personal pass, which stays."""
+        """Make the global pass and send its result; then the personal pass, which stays."""
         model = local.sgd(local.task.loss, down["model"])
         return {"personal": self._personal_pass(local, state["personal"], down["model"])}, {
             "model": model
@@ -53,10 +51,10 @@ class Ditto(Algorithm):
         return local.sgd(tied, v, anchor, epochs=self.personal_epochs or None, tag=1)
 
     def adapt(self, local, state, down):
-        """A personal pass, the first one from the current global model."""
+        """Make a personal pass; the first starts from the current global model."""
         start = tree.where(local.round == 1, down["model"], state["personal"])
         return {"personal": self._personal_pass(local, start, down["model"])}
 
     def personalize(self, local, state, down):
-        """The personal model."""
+        """Return the personal model."""
         return state["personal"]

@@ -22,8 +22,8 @@ class FedAvg(Algorithm):
     | n_k / n | ``Uploads.weights`` |
 
     The personal model is the global one, or with ``finetune_epochs`` a copy of it that each client
-    trains a little further and throws away (FedAvg-FT): the strongest simple baseline. Nothing is
-    kept on a client, so an unseen client is treated like any other.
+    trains a little further and discards (FedAvg-FT): the strongest simple baseline. Nothing is kept
+    on a client, so an unseen client is treated like any other.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -36,7 +36,7 @@ class FedAvg(Algorithm):
         return state, {"model": local.sgd(local.task.loss, down["model"])}
 
     def personalize(self, local, state, down):
-        """The global model, fine-tuned if asked."""
+        """Return the global model, fine-tuned if asked."""
         return local.finetune(
             down["model"], self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None
         )

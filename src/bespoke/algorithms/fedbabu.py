@@ -21,7 +21,7 @@ class FedBABU(Algorithm):
     | theta_cls, the head, the same on all clients | ``state["head"]``: the common initial head |
     | tau_f, epochs of fine-tuning | ``finetune_epochs`` |
 
-    The head is no parameter of the optimiser, so neither momentum nor weight decay moves it.
+    The head is not a parameter of the optimiser, so neither momentum nor weight decay moves it.
     Fine-tuning trains body and head (``finetune_part = "head"``: the head alone), at every
     evaluation, on a copy; it starts from the averaged body. Clients are weighted by their rows. A
     client that never took part is treated like any other. Views: after fine-tuning, and before it.
@@ -34,7 +34,7 @@ class FedBABU(Algorithm):
     private = ("head",)
 
     def client_init(self, task, params, client):
-        """The common initial head, for good."""
+        """Return the common initial head, which never changes."""
         return {"head": task.head(params)}
 
     def server_init(self, task, params, num_clients, key):
@@ -52,7 +52,7 @@ class FedBABU(Algorithm):
         return state, {"body": body}
 
     def personalize(self, local, state, down):
-        """A fine-tuned copy of the model, and the model."""
+        """Return a fine-tuned copy of the model, and the model."""
         model = down["body"] | state["head"]
         tuned = local.finetune(
             model, self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None
@@ -60,5 +60,5 @@ class FedBABU(Algorithm):
         return {"personal": tuned, "global": model}
 
     def predict(self, task, personal, x):
-        """Logits after and before fine-tuning."""
+        """Return logits after and before fine-tuning."""
         return {view: task.logits(model, x) for view, model in personal.items()}

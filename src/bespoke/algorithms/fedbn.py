@@ -24,19 +24,19 @@ class FedBN(Algorithm):
     parameters train together. Clients are weighted by their rows; the paper's uniform mean is
     ``[training] weighting = "uniform"``. The personal model is the averaged part with the client's
     own norms, however long ago it trained them. A client that never took part fits the norms alone,
-    from the common start, ``[evaluation] adapt_rounds`` times; a start at the others' mean would
-    mean to send norms.
+    from the common start, ``[evaluation] adapt_rounds`` times; starting at the others' mean would
+    require sending norms.
     Bytes per client and round: the model without norms up, the model without norms down.
     """
 
     private = ("norm",)
 
     def server_init(self, task, params, num_clients, key):
-        """The server holds the model without norms."""
+        """Return the model without norms."""
         return {"model": shared(task, params)}
 
     def client_init(self, task, params, client):
-        """The common initial norms."""
+        """Start at the common initial norms."""
         return {"norm": task.norm(params)}
 
     def client_update(self, local, state, down):
@@ -46,7 +46,7 @@ class FedBN(Algorithm):
         return {"norm": task.norm(params)}, {"model": shared(task, params)}
 
     def adapt(self, local, state, down):
-        """Fit the norms in the fixed rest."""
+        """Fit the norms with the rest fixed."""
         loss = local.task.loss
         norm = local.sgd(
             lambda norm, batch, rest: loss(rest | norm, batch), state["norm"], down["model"], tag=1
@@ -54,11 +54,11 @@ class FedBN(Algorithm):
         return {"norm": norm}
 
     def personalize(self, local, state, down):
-        """The shared part with the client's own norms."""
+        """Return the shared part with the client's own norms."""
         return down["model"] | state["norm"]
 
 
 def shared(task, params):
-    """All parameters but those of the normalisation layers."""
+    """Return all parameters but those of the normalisation layers."""
     norm = task.norm(params)
     return {name: leaf for name, leaf in params.items() if name not in norm}

@@ -30,17 +30,17 @@ class FedCP(Algorithm):
     | lambda | ``lam``: times the squared MMD between features of the two copies |
 
     Body, personal head and gate take every step together. The upload's head is the mean of both
-    heads. In training the gate has Gumbel noise, in prediction none; the released code draws there
-    too, so that its accuracies are random. v_i starts from the common head, not from noise. Body,
+    heads. The gate has Gumbel noise in training but not in prediction, where the released code
+    draws too, so its accuracies are random. v_i starts from the common head, not from noise. Body,
     global head and gate go to everyone; the released code gives absent clients the body alone. A
     client that never took part starts its head at the global one and fits it with the rest fixed.
     Bytes per client and round: body, head and gate (2 d^2 + 6 d numbers), up and down.
     """
 
     lam: float = knob(
-        5.0, "strength of the tie between features of the trained and the received body", low=0
+        5.0, "strength of the tie between features of the trained and received body", low=0
     )
-    new_head_epochs: int = knob(5, "epochs in which a new client fits its head", low=0)
+    new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
     private = ("personal",)
 
     def server_init(self, task, params, num_clients, key):
@@ -83,7 +83,7 @@ class FedCP(Algorithm):
         return {"personal": local.sgd(loss, start, *consts, epochs=self.new_head_epochs)}
 
     def personalize(self, local, state, down):
-        """Everything shared, the personal head, and v_i."""
+        """Return everything shared, the personal head, and v_i."""
         return {**down, **state, "context": direction(local.task, state["personal"])}
 
     def predict(self, task, personal, x):
@@ -98,10 +98,10 @@ class FedCP(Algorithm):
 
 
 def direction(task, head):
-    """v_i (d,) of unit length: what the rows of a linear head's weight have in common."""
+    """Return v_i (d,), the sum of the rows of a linear head's weight, scaled to unit length."""
     return F.normalize(head[task.head_names[0]].sum(dim=0), dim=0)
 
 
 def gated(task, z, own, shared, r, key=None):
-    """Logits (B, C): each head sees its share of the features."""
+    """Return logits (B, C), the sum over both heads of their shares of the features."""
     return task.classify(own, r * z, key) + task.classify(shared, (1.0 - r) * z, key)

@@ -28,26 +28,26 @@ class FedEP(Algorithm):
     | q_{-k} = q / q_k, cavity | precision n c (1 - w_k), natural mean n c (mu - w_k mu_0 - site) |
     | mu_k, mean of q_{-k} exp(-loss) | the mean of SGD's iterates at the ends of epochs |
     | learning rate | ``server_lr`` |
-    | damping 1 / K | ``server["damping"]``: times the learning rate, at a client's last round |
+    | damping 1 / K | ``server["damping"]``: of a client's last round, times the learning rate |
 
-    With this covariance no precision ever changes, so means alone are sent, and the server's step
-    is the plain mean of mu_k - mu. mu_0 is the mean after ``warm_rounds`` of FedAvg, in which the
-    server learns n (a client not heard of counts as the average). A client learns how its last
-    change was damped when it takes part again, so that the product of all factors is q whoever
-    takes part or is lost. The pull is at most 1 / lr. With ``variant = "sep"`` factors are alike,
-    the cavity is q^(1 - w_k). Steps are plain: momentum would tear q from its factors. An unseen
-    client uses q's mean; with ``finetune_epochs`` (FedEP-FT) every client trains a copy of it
-    before it predicts.
+    With this covariance no precision ever changes, so only means are sent, and the server's step is
+    the plain mean of mu_k - mu. mu_0 is the mean after ``warm_rounds`` of FedAvg, in which the
+    server learns n (a client it has not heard from counts as the average). A client learns how its
+    last change was damped when it takes part again, so the product of all factors is q, whoever
+    takes part or drops out. The pull is at most 1 / lr. With ``variant = "sep"`` all factors are
+    alike and the cavity is q^(1 - w_k). Steps are plain: with momentum q would no longer be the
+    product of its factors. An unseen client uses q's mean; with ``finetune_epochs`` (FedEP-FT)
+    every client trains a copy of it before prediction.
     Bytes per client and round: up the model and one number; down mu, mu_0 ("ep" only) and two
     numbers.
     """
 
-    variant: str = knob("ep", "factors kept by clients, or all alike", choices=("ep", "sep"))
-    precision: float = knob(
-        0.05, "precision that one train row lends to a client's factor", above=0
+    variant: str = knob(
+        "ep", "clients keep their factors, or all factors are alike", choices=("ep", "sep")
     )
+    precision: float = knob(0.05, "precision that one train row adds to a client's factor", above=0)
     server_lr: float = knob(1.0, "the server's learning rate", above=0)
-    warm_rounds: int = knob(1, "first rounds, which are FedAvg", low=1)
+    warm_rounds: int = knob(1, "initial rounds of plain FedAvg", low=1)
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
     private = ("site", "pending")
 
@@ -62,13 +62,13 @@ class FedEP(Algorithm):
         }
 
     def broadcast(self, server):
-        """mu, mu_0, and n, which is 0 in the warm rounds."""
+        """Send mu, mu_0, and n, which is 0 in the warm rounds."""
         total = posterior.total_rows(server["rows"]) * (server["round"] >= self.warm_rounds)
         sent = {"model": server["model"], "total": total}
         return sent | ({"first": server["first"]} if self.variant == "ep" else {})
 
     def tailor(self, server, clients):
-        return {"damping": server["damping"][clients]}  # a client never met has nothing to damp
+        return {"damping": server["damping"][clients]}  # a new client has nothing to damp
 
     def client_init(self, task, params, client):
         return {"site": tree.zeros_like(params), "pending": tree.zeros_like(params)}
@@ -102,7 +102,7 @@ class FedEP(Algorithm):
         return {"site": site, "pending": pending}, {"delta": delta, "rows": rows}
 
     def aggregate(self, task, server, uploads, key):
-        """The plain mean of the changes; in warm rounds FedAvg's, weighted by rows."""
+        """Add the plain mean of the changes; in warm rounds FedAvg's, weighted by rows."""
         up, clients, rounds = uploads.tree, uploads.clients, server["round"] + 1.0
         warm = bool(rounds <= self.warm_rounds)
         step = 1.0 if warm else self.server_lr
@@ -116,5 +116,5 @@ class FedEP(Algorithm):
         return new | {"model": model, "first": model if warm else server["first"], "round": rounds}
 
     def personalize(self, local, state, down):
-        """The mean of q, fine-tuned if asked."""
+        """Return the mean of q, fine-tuned if asked."""
         return local.finetune(down["model"], self.finetune_epochs)

@@ -30,8 +30,8 @@ class FedLDA(Algorithm):
     Where the paper leaves a choice: the batch covariance is centred on the batch's mean
     (``centre``), the local one on the interpolated means as printed (``local_centre``), divisors
     are n - 1, an absent class keeps its global mean. A ridge is added to every estimated
-    covariance: without one the head grew without bound in our runs. Prediction takes the aggregated
-    body and statistics; a client's prior is all it owns, so unseen and new clients need only count
+    covariance: without one the head grew without bound in our runs. Prediction uses the aggregated
+    body and statistics; a client owns only its prior, so unseen and new clients need only count
     their labels.
     Bytes per client and round: body, C d means and d(d+1)/2 of the covariance, up and down.
     """
@@ -52,12 +52,12 @@ class FedLDA(Algorithm):
     needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
-        """Body, means uniform on [-0.1, 0.1), identity covariance."""
+        """Return the body, means uniform on [-0.1, 0.1), and the identity covariance."""
         means = 0.2 * rng.uniform(key, (task.num_classes, task.feature_dim), task.dtype) - 0.1
         return {"body": task.body(params), "mean": means, "cov": gaussian.identity(task)}
 
     def broadcast(self, server):
-        """Body and statistics, for everyone."""
+        """Send body and statistics to everyone."""
         return server
 
     def client_update(self, local, state, down):
@@ -84,12 +84,12 @@ class FedLDA(Algorithm):
         return state, {"body": body, "mean": mean, "cov": gaussian.pack(cov)}
 
     def personalize(self, local, state, down):
-        """The global head with the client's own prior."""
+        """Return the body and the global head with the client's own prior."""
         head = self._head(local, gaussian.received(local.task, down))
         return {"body": down["body"], "weight": head.weight, "bias": head.bias}
 
     def predict(self, task, personal, x):
-        """Logits of the generative head."""
+        """Return the generative head's logits."""
         return Head(personal["weight"], personal["bias"])(task.features(personal["body"], x))
 
     def _head(self, local, shared):

@@ -29,19 +29,19 @@ class FedPAC(Algorithm):
 
     The released code is followed: statistics before training, prototypes after it; no pull until
     global prototypes exist; a class without one is pulled to the client's own; mixing weights up to
-    ``smallest`` become 0. Heads stay on the server: an absent client's is kept, one before its
-    first round has the common start. A class that nobody in a round has keeps its prototype. A
-    client the server never met starts at the mean of the last heads, weighted by rows, and like one
-    that was never drawn fits it by cross entropy, or the body too (``new_part``).
-    Bytes per client and round: body, head, C d + C numbers down; up body, head, 2 d a present
+    ``smallest`` become 0. Heads stay on the server: an absent client's is kept, and every client
+    starts from the common head. A class that no client in a round has keeps its prototype. A new
+    client starts at the mean of the last heads, weighted by rows; like one that was never drawn, it
+    fits the head by cross entropy, or the body too (``new_part``).
+    Bytes per client and round: body, head, C d + C numbers down; up body, head, 2 d per present
     class, C + 1.
     """
 
     lam: float = knob(1.0, "strength of the pull to the prototypes", low=0)
     head_epochs: int = knob(1, "epochs of the head phase", low=1)
-    head_lr: float = knob(0.1, "learning rate of the head phase; 0 = as the body's", low=0)
+    head_lr: float = knob(0.1, "learning rate of the head phase; 0 = the body's", low=0)
     smallest: float = knob(1e-3, "mixing weights up to this become 0", low=0, high=1)
-    new_epochs: int = knob(5, "epochs in which a new client fits its model", low=0)
+    new_epochs: int = knob(5, "epochs a new client fits its model for", low=0)
     new_part: str = knob("head", "what a new client fits", choices=("head", "all"))
     needs_classes = True
 
@@ -116,6 +116,6 @@ class FedPAC(Algorithm):
         return {"body": task.body(params), "head": task.head(params)}
 
     def personalize(self, local, state, down):
-        """The shared body with the head mixed for this client."""
-        have = down | state  # only a client that adapted has a state
+        """Return the shared body with the head mixed for this client."""
+        have = down | state  # only an adapted client has a state
         return have["body"] | have["head"]

@@ -26,20 +26,20 @@ class FedPCE(Algorithm):
     A leaf is its initial value (1 or 0) plus its MLP's output, whose last layer starts small.
     Embeddings start at the n-th unit vector, at 0 beyond ``size`` and for new clients. All three
     groups take their steps together, each with its own learning rate; the model's are ``[training]
-    lr`` and ``lr_final``. The paper's training also wants Adam with ``keep_optimizer`` and
-    ``weighting = "uniform"``. A client that never took part fits its embedding alone,
-    ``[evaluation] adapt_rounds`` times (the paper: 200).
+    lr`` and ``lr_final``. The paper's training also needs Adam with ``keep_optimizer`` and
+    ``weighting = "uniform"``. A client that never took part fits only its embedding, ``[evaluation]
+    adapt_rounds`` times (the paper: 200).
     Bytes per client and round: model and MLPs up, model and MLPs down.
     """
 
     size: int = knob(32, "numbers in an embedding", low=1)
     hidden: int = knob(64, "hidden units of an MLP", low=1)
     mlp_lr: float = knob(1e-2, "learning rate of the MLPs", above=0)
-    mlp_lr_final: float = knob(1e-6, "the same at the end of a cosine schedule", low=0)
+    mlp_lr_final: float = knob(1e-6, "its final value under a cosine schedule", low=0)
     embedding_lr: float = knob(0.1, "learning rate of the embedding", above=0)
-    embedding_lr_final: float = knob(1e-4, "the same at the end of a cosine schedule", low=0)
+    embedding_lr_final: float = knob(1e-4, "its final value under a cosine schedule", low=0)
     new_lr: float = knob(1e-2, "learning rate of a new client's embedding", above=0)
-    new_lr_final: float = knob(1e-4, "the same at the end of a cosine schedule", low=0)
+    new_lr_final: float = knob(1e-4, "its final value under a cosine schedule", low=0)
     private = ("embedding", "start")
 
     def server_init(self, task, params, num_clients, key):
@@ -112,7 +112,7 @@ class FedPCE(Algorithm):
 
 
 def generate(mlp, embedding, start):
-    """The norm leaves: each its start plus its MLP's output for the embedding."""
+    """Return the norm leaves: each its start plus its MLP's output for the embedding."""
     return {
         name: leaf
         + mlp[name]["w2"] @ torch.relu(mlp[name]["w1"] @ embedding + mlp[name]["b1"])

@@ -20,11 +20,11 @@ class FedProx(Algorithm):
     | w_t, the received model (fixed for the round) | ``down["model"]`` |
     | mu | ``mu`` |
 
-    The term is part of the loss, so momentum, weight decay and Adam see it as they see the gradient
-    of F_k; mu = 0 is FedAvg. Clients are drawn as configured and weighted by their rows (the
-    paper's experiments), not drawn in proportion to their rows (its Algorithm 2). Every client does
-    the full local work: there are no simulated stragglers. Nothing is kept on a client: an unseen
-    one is treated like any other.
+    The term is part of the loss, so momentum, weight decay and Adam treat it like the gradient of
+    F_k; mu = 0 is FedAvg. Clients are drawn as configured and weighted by their rows (the paper's
+    experiments), not drawn in proportion to their rows (its Algorithm 2). Every client does the
+    full local work: there are no simulated stragglers. Nothing is kept on a client: an unseen one
+    is treated like any other.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -39,5 +39,5 @@ class FedProx(Algorithm):
         }
 
     def personalize(self, local, state, down):
-        """The global model, fine-tuned (without the term) if asked."""
+        """Return the global model, fine-tuned without the term if asked."""
         return local.finetune(down["model"], self.finetune_epochs, self.finetune_part)

@@ -27,23 +27,21 @@ class FedRoD(Algorithm):
 
     Balanced softmax adds gamma log(share) of each class to the generic logits; a class without rows
     drops out of the softmax. The personal head takes features and generic logits as constants, so
-    that its loss trains nothing else; both losses take each step together (``clip`` measures both
-    gradients together). Started at zero, a personal head first predicts as the generic one; public
-    code starts at a copy of it. A client that never took part fits a head on the fixed rest; a
-    generated one needs no fitting. Views: both heads together, and the generic one alone.
+    its loss trains nothing else; each step is on the sum of both losses (``clip`` measures both
+    gradients together). Started at zero, a personal head first predicts like the generic one;
+    public code starts at a copy of it. A client that never took part fits a head on the fixed rest;
+    a generated one needs no fitting. Views: both heads together, and the generic one alone.
     Bytes per client and round: the model up, the model down; with ``heads = "hyper"`` also the
     hyper-network.
     """
 
-    heads: str = knob("linear", "where a personal head comes from", choices=("linear", "hyper"))
+    heads: str = knob("linear", "source of the personal head", choices=("linear", "hyper"))
     gamma: float = knob(
         1.0, "exponent of the class counts in the balanced loss; 0 = plain loss", low=0
     )
-    head_start: str = knob("zero", "personal heads at first", choices=("zero", "copy"))
-    new_head_epochs: int = knob(5, "epochs in which a new client fits its head", low=0)
-    refit_epochs: int = knob(
-        0, "epochs in which every client fits its head anew before prediction", low=0
-    )
+    head_start: str = knob("zero", "initial personal head", choices=("zero", "copy"))
+    new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
+    refit_epochs: int = knob(0, "epochs every client refits its head for before prediction", low=0)
     private = ("head",)
     needs_classes = True
 
@@ -65,13 +63,13 @@ class FedRoD(Algorithm):
         return server
 
     def client_init(self, task, params, client):
-        """The first personal head; none of its own where it is generated."""
+        """Return the first personal head, or none if it is generated."""
         return {"head": self._start(task, params) if self.heads == "linear" else {}}
 
     def client_update(self, local, state, down):
-        """Both losses together; keep the personal head, send the rest."""
+        """Train on both losses together; keep the personal head, send the rest."""
         task, share = local.task, gaussian.own_prior(local, 0.0)
-        prior = self.gamma * share.log().clamp(min=-1e9)  # finite, and as good as infinite
+        prior = self.gamma * share.log().clamp(min=-1e9)  # finite, but as good as infinite
 
         def loss(params, batch, share, prior):
             z = task.features(params["model"], batch.x, batch.key)
@@ -107,12 +105,12 @@ class FedRoD(Algorithm):
         }
 
     def predict(self, task, personal, x):
-        """The sum of both heads' logits, and the generic ones alone."""
+        """Return the sum of both heads' logits, and the generic ones alone."""
         z = task.features(personal["model"], x)
         generic = task.classify(personal["model"], z)
         return {"personal": generic + task.classify(personal["head"], z), "global": generic}
 
 
 def own_head(params, share):
-    """The client's own head, or the one generated from its class shares (C,)."""
+    """Return the client's own head, or the one generated from its class shares (C,)."""
     return params["head"] or {name: leaf @ share for name, leaf in params["hyper"].items()}

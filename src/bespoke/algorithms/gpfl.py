@@ -32,22 +32,22 @@ class GPFL(Algorithm):
 
     The loss is cross entropy of the head on f(p_i), cross entropy of the cosines of f(g) to the
     trained embeddings, and lambda times the distance of f(g) to the received embedding of the
-    class: one norm a batch, as in the released code, or with ``magnitude = "mean"`` a mean over
-    rows, as in the paper. ``context = "lagged"`` is what the released code does at full
-    participation: contexts from the embeddings that the client trained last, 0 in its first round.
-    A client that never took part takes the received ones and fits its head from the common start.
+    class: one norm per batch, as in the released code, or with ``magnitude = "mean"`` a mean over
+    rows, as in the paper. ``context = "lagged"`` matches the released code at full participation:
+    contexts from the embeddings that the client trained last, 0 in its first round. A client that
+    never took part uses the received ones and fits its head from the common start.
     Bytes per client and round: body, C d embeddings, 2 d^2 + 6 d of the valve, up and down.
     """
 
     lam: float = knob(0.01, "strength of the pull to the embeddings", low=0)
     decay: float = knob(0.1, "weight decay of embeddings and valve", low=0)
     magnitude: str = knob(
-        "batch", "norm of the pull: of a batch, or a row's, averaged", choices=("batch", "mean")
+        "batch", "norm of the pull: over a batch, or the mean over rows", choices=("batch", "mean")
     )
     context: str = knob(
-        "received", "embeddings that contexts come from", choices=("received", "lagged")
+        "received", "embeddings that contexts are made of", choices=("received", "lagged")
     )
-    new_head_epochs: int = knob(5, "epochs in which a new client fits its head", low=0)
+    new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
     private = ("head",)
     needs_classes = True
 
@@ -65,7 +65,7 @@ class GPFL(Algorithm):
         return {"head": task.head(params), "trained": prototypes.none(task)["prototype"]}
 
     def _contexts(self, local, state, down):
-        """g and p_i (d,): constants of a round."""
+        """Return g and p_i (d,), constant within a round."""
         source = state["trained"] if self.context == "lagged" else down["embedding"]
         return source.mean(dim=0), gaussian.prior(*local.labels(), len(source), 0.0) @ source
 
@@ -108,7 +108,7 @@ class GPFL(Algorithm):
         }
 
     def personalize(self, local, state, down):
-        """Body and valve, the own head, and p_i."""
+        """Return body and valve, the client's head, and p_i."""
         context = self._contexts(local, state, down)[1]
         return {
             "body": down["body"],

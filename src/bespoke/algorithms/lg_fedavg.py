@@ -29,15 +29,15 @@ class LGFedAvg(Algorithm):
     private = ("body",)
 
     def server_init(self, task, params, num_clients, key):
-        """The server holds the head."""
+        """Return the head, which is all the server holds."""
         return {"head": task.head(params)}
 
     def broadcast(self, server):
-        """The head, for everyone."""
+        """Send the head to everyone."""
         return {"head": server["head"]}
 
     def client_init(self, task, params, client):
-        """The common initial body."""
+        """Start at the common initial body."""
         return {"body": task.body(params)}
 
     def client_update(self, local, state, down):
@@ -47,9 +47,9 @@ class LGFedAvg(Algorithm):
         return {"body": task.body(params)}, {"head": task.head(params)}
 
     def adapt(self, local, state, down):
-        """One joint pass, of which only the body stays."""
+        """Make one joint pass and keep only the body."""
         return self.client_update(local, state, down)[0]
 
     def personalize(self, local, state, down):
-        """The client's own body under the shared head."""
+        """Return the client's own body under the shared head."""
         return state["body"] | down["head"]

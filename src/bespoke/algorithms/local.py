@@ -20,25 +20,25 @@ class LocalOnly(Algorithm):
     private = ("model",)
 
     def server_init(self, task, params, num_clients, key):
-        """The server knows nothing."""
+        """Return nothing: the server holds no state."""
         return {}
 
     def broadcast(self, server):
-        """Nothing is sent."""
+        """Send nothing."""
         return {}
 
     def client_init(self, task, params, client):
-        """The common initial weights."""
+        """Start at the common initial weights."""
         return {"model": params}
 
     def client_update(self, local, state, down):
-        """Train on; upload nothing."""
+        """Train further; upload nothing."""
         return self.adapt(local, state, down), {}
 
     def adapt(self, local, state, down):
-        """One pass of local training."""
+        """Make one pass of local training."""
         return {"model": local.sgd(local.task.loss, state["model"])}
 
     def personalize(self, local, state, down):
-        """The client's own model."""
+        """Return the client's own model."""
         return state["model"]

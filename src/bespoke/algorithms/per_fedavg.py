@@ -29,23 +29,21 @@ class PerFedAvg(Algorithm):
     The gradient of F_i is (I - alpha H) v: v is the gradient at the adapted model on D', H the
     Hessian at w on D''. "first-order" leaves H out; "hessian-free" takes Hv from two gradients;
     "exact" differentiates twice. ``delta`` is the distance of these two from w (``delta_scale =
-    "absolute"``: times |v|, as in the paper: in float32 that is lost in rounding where v is small).
-    Epochs count rows read, so there are half or a third as many steps as in FedAvg. Steps are
+    "absolute"``: times |v|, as in the paper; in float32 that drowns in rounding where v is small).
+    Epochs count rows read, so there are a half or a third as many steps as in FedAvg. Steps are
     plain: of the optimiser's settings only ``lr``, its schedule and ``weight_decay`` (in the outer
-    step) count. Clients are weighted by their rows (the paper: uniformly). At prediction every
-    client, an unseen one too, takes one step of rate alpha on all its train rows, or
+    step) count. Clients are weighted by their rows (the paper: uniformly). In prediction every
+    client, including an unseen one, takes one step of rate alpha on all its train rows, or
     ``finetune_epochs`` epochs of such steps on minibatches.
     Bytes per client and round: the model up, the model down.
     """
 
     variant: str = knob(
-        "first-order", "the Hessian's part", choices=("first-order", "hessian-free", "exact")
+        "first-order", "treatment of the Hessian", choices=("first-order", "hessian-free", "exact")
     )
-    alpha: float = knob(
-        0.01, "learning rate of the adaptation, in training and for prediction", low=0
-    )
+    alpha: float = knob(0.01, "learning rate of the adaptation, in training and prediction", low=0)
     delta: float = knob(
-        0.01, "half the distance of the two gradients that give a Hessian's product", above=0
+        0.01, "distance from w of the two gradients that give the Hessian product", above=0
     )
     delta_scale: str = knob("relative", "what delta measures", choices=("relative", "absolute"))
     finetune_epochs: int = knob(
@@ -53,7 +51,7 @@ class PerFedAvg(Algorithm):
     )
 
     def client_update(self, local, state, down):
-        """Meta-gradient steps on fresh batches."""
+        """Take meta-gradient steps, each on fresh batches."""
         loss, alpha, product = local.task.loss, self.alpha, self._hessian_product
         decay = local.training.weight_decay
 
@@ -72,7 +70,7 @@ class PerFedAvg(Algorithm):
         return state, {"model": end["model"]}
 
     def _hessian_product(self, loss, w, v, batch):
-        """H v, with H the Hessian of the loss at w."""
+        """Return H v, with H the Hessian of the loss at w."""
         if self.variant == "exact":
             return grad(lambda w: tree.dot(grad(loss)(w, batch), v))(w)
         length = tree.sq_norm(v).sqrt().clamp(min=1e-12) if self.delta_scale == "relative" else 1.0
@@ -82,7 +80,7 @@ class PerFedAvg(Algorithm):
         return tree.map(lambda a, b: (a - b) * (length / (2.0 * self.delta)), ahead, behind)
 
     def personalize(self, local, state, down):
-        """The adapted model, and the one it came from."""
+        """Return the adapted model, and the one it came from."""
         w, loss, alpha = down["model"], local.task.loss, self.alpha
         if self.finetune_epochs == 0:
             return {"personal": descend(w, local.gradient(loss, w), alpha), "global": w}
@@ -93,5 +91,5 @@ class PerFedAvg(Algorithm):
         return {"personal": local.scan(step, w, epochs=self.finetune_epochs), "global": w}
 
     def predict(self, task, personal, x):
-        """Logits after and before the adaptation."""
+        """Return logits after and before the adaptation."""
         return {view: task.logits(model, x) for view, model in personal.items()}

@@ -28,23 +28,23 @@ class PFedGP(Algorithm):
     | predictive loss | half of each side's rows predict the other half; summed over nodes |
 
     A step sees a minibatch of ``[training]``: with a batch of all rows and as many epochs as inner
-    steps it is the public code's. The tree stays as it was at the round's start. omega is a
+    steps it matches the public code. The tree is built once, at the round's start. omega is a
     constant of the gradient. ``link`` is E[sigmoid(f)], or with "exp_log" the code's exp(E[log
-    sigmoid(f)]), which far from the rows is no even guess. A client with one class learns nothing
-    and is left out of the mean, which is by rows; the code's plain one is ``[training] weighting =
-    "uniform"``. To predict, at most ``max_rows`` rows are used, alike from each class. A class that
-    a client has no row of gets next to no probability. An unseen client needs no training.
+    sigmoid(f)]), which is not an even guess far from the rows. A client with one class learns
+    nothing and is left out of the mean, which is weighted by rows; the code's plain mean is
+    ``[training] weighting = "uniform"``. Prediction uses at most ``max_rows`` rows, with classes in
+    proportion. A class without rows gets almost no probability. An unseen client needs no training.
     Bytes per client and round: up the body and one number, down the body.
     """
 
-    inference: str = knob("mean_field", "how omega is found", choices=("mean_field", "gibbs"))
+    inference: str = knob("mean_field", "how omega is estimated", choices=("mean_field", "gibbs"))
     link: str = knob(
-        "expected_sigmoid", "from f to a probability", choices=("expected_sigmoid", "exp_log")
+        "expected_sigmoid", "how f becomes a probability", choices=("expected_sigmoid", "exp_log")
     )
     variance: float = knob(8.0, "the kernel's variance", above=0)
     chains: int = knob(20, "Gibbs chains", low=1)
     gibbs_steps: int = knob(5, "steps of a Gibbs chain", low=0)
-    max_rows: int = knob(500, "most train rows that a client predicts with", low=2)
+    max_rows: int = knob(500, "maximum number of train rows that a client predicts with", low=2)
     needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
@@ -72,12 +72,12 @@ class PFedGP(Algorithm):
         return state, {"body": body, "learned": (present.sum() > 1).to(task.dtype)}
 
     def aggregate(self, task, server, uploads, key):
-        """The mean body of those who had something to learn from."""
+        """Average the bodies of clients that had something to learn from."""
         weights = uploads.weights * uploads.tree["learned"].double()
         return {"body": tree.mean(uploads.tree["body"], weights)} if weights.any() else server
 
     def personalize(self, local, state, down):
-        """The body, and all that prediction needs of the client's rows."""
+        """Return the body, and what prediction needs of the client's rows."""
         features = local.features(down["body"])
         nodes, present = gp.tree_of(features, local.task.num_classes)
         rows, mask = gp.subset(
@@ -97,14 +97,14 @@ class PFedGP(Algorithm):
         }
 
     def predict(self, task, personal, x):
-        """Log-probabilities of the classes."""
+        """Return the classes' log-probabilities."""
         z, new = personal["z"], gp.normalised(task.features(personal["body"], x))
         k, cross = gp.train_kernel(z, self.variance), gp.kernel(new, z, self.variance)
         left = self._left(k, cross, personal["side"], personal["omega"])
         return gp.class_logits(left, personal["tree"], personal["present"]).to(task.dtype)
 
     def _omega(self, k, side, key):
-        """Polya-Gamma variables (chains, T, n)."""
+        """Return Polya-Gamma variables (chains, T, n)."""
         if self.inference == "mean_field":
             return gp.mean_field(k, side)[None]
         return torch.stack(

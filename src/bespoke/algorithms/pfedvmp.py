@@ -28,12 +28,12 @@ class PFedVMP(Algorithm):
 
     The pseudo-inverse comes from the Gram matrix of a client's rows and a Cholesky solve, with a
     smooth cut-off ``cut`` relative to the mean within-class variance, so that near-duplicate rows
-    do not get all the say. A class that a client lacks contributes nothing; the penalty waits until
-    a centroid exists. ``aggregation = "mean"`` is the paper's ablation, weighted by rows. The first
-    prediction is body and head, the second the nearest centroid. A client that never took part fits
-    its head on the fixed body for ``new_head_epochs``, without the penalty.
-    Bytes per client and round: down body and centroids; up body and, for each present class, its
-    mean and the smaller of the packed precision and its low-rank factor.
+    do not dominate. A class that a client lacks contributes nothing; the penalty waits until a
+    centroid exists. ``aggregation = "mean"`` is the paper's ablation, weighted by rows.
+    Predictions: body and head; the nearest centroid. A client that never took part fits its head on
+    the fixed body for ``new_head_epochs``, without the penalty.
+    Bytes per client and round: down body and centroids; up body and, per present class, its mean
+    and the smaller of the packed precision and its low-rank factor.
     """
 
     xi: float = knob(50.0, "strength of the pull to the centroids", low=0)
@@ -44,7 +44,7 @@ class PFedVMP(Algorithm):
     aggregation: str = knob(
         "precision", "how centroids are averaged", choices=("precision", "mean")
     )
-    new_head_epochs: int = knob(5, "epochs in which a new client fits its head", low=0)
+    new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
     private = ("head",)
     needs_classes = True
 
@@ -83,7 +83,7 @@ class PFedVMP(Algorithm):
         return {"head": task.head(params)}, up
 
     def aggregate(self, task, server, uploads, key):
-        """The body as in FedAvg; each centroid weighted by precisions."""
+        """Average the body as in FedAvg, and each centroid by precisions."""
         up = uploads.tree
         body = tree.mean(up["body"], uploads.weights)
         mean, count = up["mean"].double(), up["count"].double()  # (K, C, d), (K, C)
@@ -105,7 +105,7 @@ class PFedVMP(Algorithm):
         return {"head": local.task.head(params)}
 
     def personalize(self, local, state, down):
-        """The shared body with the client's own head, and the centroids beside it."""
+        """Return the shared body with the client's own head, and the centroids."""
         return {
             "model": down["body"] | state["head"],
             "centroid": down["centroid"],
@@ -113,7 +113,7 @@ class PFedVMP(Algorithm):
         }
 
     def predict(self, task, personal, x):
-        """Logits of the head; and minus the squared distance to each known centroid."""
+        """Return the head's logits, and minus the squared distance to each known centroid."""
         z = task.features(personal["model"], x)
         near = prototypes.nearest(z, personal["centroid"], personal["known"])
         return {"personal": task.classify(personal["model"], z), "centroid": near}

@@ -30,11 +30,11 @@ class QLSD(Algorithm):
     | prior N(0, I / lambda) | ``prior`` = lambda |
     | Z_k | the server's noise, variance times ``temperature`` (1: exact; 0: gradient descent) |
 
-    The server adds the prior's gradient itself, exactly, instead of a share in every message. Rows
-    of clients not yet heard of count as the average. ``[training]`` gives the batch; its optimiser
-    serves fine-tuning alone. With ``average_from`` the mean of every ``thin``-th theta from that
-    round on predicts instead of the last one. Clients keep nothing that prediction needs: an unseen
-    one is treated like any other.
+    The server adds the prior's gradient itself, exactly, instead of putting a share into every
+    message. Clients not yet heard from count with the average rows. ``[training]`` sets the batch;
+    its optimiser is used only for fine-tuning. With ``average_from``, the mean of every ``thin``-th
+    theta from that round on predicts, not the last one. Clients keep nothing that prediction needs:
+    an unseen one is treated like any other.
     Bytes per client and round: up the quantised model and one number, down the model (twice with
     ``average_from``).
     """
@@ -47,9 +47,9 @@ class QLSD(Algorithm):
     prior: float = knob(1.0, "precision of the weights' prior", low=0)
     use_memory: bool = knob(True, "quantise differences to a memory of earlier gradients")
     average_from: int = knob(
-        0, "first round whose sample enters the mean that predicts; 0 = the last predicts", low=0
+        0, "first round whose sample enters the predicting mean; 0 = last sample only", low=0
     )
-    thin: int = knob(10, "every so many rounds a sample enters the mean", low=1)
+    thin: int = knob(10, "rounds between samples that enter the mean", low=1)
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
     private = ("memory",)
 
@@ -95,7 +95,7 @@ class QLSD(Algorithm):
         )
 
     def aggregate(self, task, server, uploads, key):
-        """One step of the chain."""
+        """Take one step of the chain."""
         up, active, theta = uploads.tree, float(len(uploads.clients)), server["model"]
         known = server["rows"].index_copy(0, uploads.clients, up["rows"].double())
         gamma = self.step / float(posterior.total_rows(known))
@@ -119,5 +119,5 @@ class QLSD(Algorithm):
         return new
 
     def personalize(self, local, state, down):
-        """The chain's mean or its last sample, fine-tuned if asked."""
+        """Return the chain's mean or its last sample, fine-tuned if asked."""
         return local.finetune(down["mean" if self.average_from else "model"], self.finetune_epochs)

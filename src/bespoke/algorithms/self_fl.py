@@ -26,25 +26,25 @@ class SelfFL(Algorithm):
     | sigma_0^2: the same over a round's clients | ``down["sigma0"]`` |
     | W: the sum of all w_m = 1 / (sigma_0^2 + sigma_m^2) | ``down["total"]`` |
 
-    A client uses the sigma_m^2 it last reported, so that its start is exactly the mean of the
-    others. W runs over all registered clients, those not heard of counting as the average.
-    ``steps_rule``: "mean" is equation (8) for a mean loss (curvature 1 / (n sigma_m^2)), "sum" as
-    printed. ``variance``: the scatter (as printed) or over n - 1. A client with fewer than two
-    results starts at the global model, takes ``default_steps`` and weighs like the median one; so
-    do all in warm rounds, by rows; an unseen one adapts so. The global model moves by the share of
-    clients present.
+    A client uses the sigma_m^2 it last reported, so its start is exactly the mean of the others. W
+    sums over all registered clients; those not heard from count as the average. ``steps_rule``:
+    "mean" is equation (8) for a mean loss (curvature 1 / (n sigma_m^2)), "sum" is as printed.
+    ``variance``: the scatter (as printed), or divided by n - 1. A client with fewer than two
+    results starts at the global model, takes ``default_steps`` and weighs as much as the median
+    one; in warm rounds all start so, weighted by rows; an unseen client adapts this way. The global
+    model moves by the share of clients present.
     Bytes per client and round: the model and two numbers, up and down.
     """
 
-    max_steps: int = knob(40, "most local steps", low=1)
-    default_steps: int = knob(20, "local steps where the rule does not hold", low=1)
+    max_steps: int = knob(40, "maximum number of local steps", low=1)
+    default_steps: int = knob(20, "local steps where the rule does not apply", low=1)
     steps_rule: str = knob(
-        "mean", "how steps follow from uncertainty", choices=("mean", "sum", "fixed")
+        "mean", "how the number of steps follows from uncertainty", choices=("mean", "sum", "fixed")
     )
-    own_start: bool = knob(True, "start from the mean of the others instead of the global model")
+    own_start: bool = knob(True, "start from the others' mean instead of the global model")
     own_weight: bool = knob(True, "weigh clients by their uncertainty instead of their rows")
     variance: str = knob("scatter", "how a scatter becomes a variance", choices=("scatter", "n-1"))
-    warm_rounds: int = knob(0, "rounds before that take equal steps and weigh by rows", low=0)
+    warm_rounds: int = knob(0, "initial rounds with equal steps and weights by rows", low=0)
     private = ("history",)
 
     def server_init(self, task, params, num_clients, key):
@@ -117,7 +117,9 @@ class SelfFL(Algorithm):
         return {"model": model, "sigma": sigma, "known": known, "sigma0": sigma0, "round": rounds}
 
     def adapt(self, local, state, down):
-        start = tree.where(local.round == 1, down["model"], state["theta"])  # further passes go on
+        start = tree.where(
+            local.round == 1, down["model"], state["theta"]
+        )  # further passes continue
         return state | {"theta": local.sgd(local.task.loss, start, steps=self.default_steps)}
 
     def personalize(self, local, state, down):
