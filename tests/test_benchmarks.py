@@ -234,6 +234,6 @@ def test_the_readme_counts_what_crosses_the_wire(names, tiny):
     for name in names:
         runs = methods.Runs(name, *tiny)
         runs.round()
-        row = runs.records.last["rounds.jsonl"]
+        row = round_line(runs.last)
         assert not row["refused"]
         assert (row["bytes_up"], row["bytes_down"]) == (2 * sent(up, *tiny[:2]), 2 * sent(down, *tiny[:2])), name

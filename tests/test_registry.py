@@ -118,11 +118,12 @@ def test_what_is_shipped_cannot_be_replaced(call, name):
 
 
 def test_an_objective_is_registered():
-    one, two = object(), object()
+    one, two = (replace(OBJECTIVES["regression"], name=name) for name in ("one", "two"))
     bespoke.register_objective("mine", one)
     assert OBJECTIVES["mine"] is one
     bespoke.register_objective("mine", two)
     assert OBJECTIVES.pop("mine") is two
+    assert "an objective is made with Objective(...)" in sentence(bespoke.register_objective, "mine", object())
     table = Registry("thing", {"shipped": 1}, lambda thing, where: thing, "bespoke.things")
     assert "shipped is a thing of bespoke itself" in sentence(table.register, "shipped", 2, "register_thing")
 
@@ -152,7 +153,7 @@ class Incomplete(Mine):
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (3, "3 is no method: give a subclass of bespoke.Algorithm"),
+        (3, "3 is not a method: give a subclass of bespoke.Algorithm"),
         (Mine(), "give the class Mine itself, without ()"),
         (dict, "dict gives a dict, not a bespoke.Algorithm"),
         (
@@ -574,7 +575,7 @@ def test_a_mistake_in_a_file_names_the_file(here):
     path = write(here / "x.toml", algorithm={"name": "mine:FedALA", "strenth": 1.0})
     assert "x.toml: [algorithm] has no key 'strenth' (did you mean 'strength'?)" in command("run", path).sentence
     path = write(here / "x.toml", algorithm={"name": "mine:number"})
-    assert "3 is no method: give a subclass of bespoke.Algorithm" in command("run", path).sentence
+    assert "3 is not a method: give a subclass of bespoke.Algorithm" in command("run", path).sentence
 
 
 def test_what_was_registered_stays_what_it_is_beside_module_paths(here):

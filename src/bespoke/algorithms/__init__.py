@@ -1,4 +1,4 @@
-"""The table of methods: name -> factory. A factory called without arguments gives the method's defaults."""
+"""The table of methods: name -> factory. Called without arguments, a factory gives the defaults."""
 
 import functools
 from collections.abc import Callable
@@ -75,19 +75,24 @@ _SHIPPED: dict[str, Factory] = {
 
 
 def _factory(thing: Any, where: str) -> Factory:
-    """Check that something makes a method when it is called without arguments."""
+    """Check that ``thing`` makes a method when called without arguments."""
     if isinstance(thing, Algorithm):
         raise UserError(f"{where}: give the class {type(thing).__name__} itself, without ()")
     if not callable(thing):
-        raise UserError(f"{where}: {thing!r} is no method: give a subclass of bespoke.Algorithm")
+        raise UserError(f"{where}: {thing!r} is not a method: give a subclass of bespoke.Algorithm")
     name = getattr(thing, "__name__", repr(thing))
     try:
         made = thing()
     except Exception as error:  # a user's class may fail in any way
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{where}: {name}() fails ({reason}): give every field a default that is allowed") from error
+        raise UserError(
+            f"{where}: {name}() fails ({reason}): give every field a default that is allowed"
+        ) from error
     if not isinstance(made, Algorithm):
-        raise UserError(f"{where}: {name} gives a {type(made).__name__}, not a bespoke.Algorithm: derive it from that")
+        raise UserError(
+            f"{where}: {name} gives a {type(made).__name__}, not a bespoke.Algorithm: "
+            "derive your class from it"
+        )
     return thing
 
 
@@ -95,9 +100,9 @@ ALGORITHMS: Registry[Factory] = Registry("method", _SHIPPED, _factory, "bespoke.
 
 
 def register(name: str, factory: Factory) -> None:
-    """Add your own method, a subclass of :class:`Algorithm`, under a name for experiments and the command line.
+    """Add your own subclass of :class:`Algorithm`, for experiments and the command line.
 
-    Registering a name of yours again replaces it.
+    Registering your own name again replaces the method.
     """
     ALGORITHMS.register(name, factory, "register")
 

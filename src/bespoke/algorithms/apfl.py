@@ -14,7 +14,7 @@ from bespoke.core.settings import knob
 @final
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    """FedAvg for w, and beside it a model v of the client's own, trained for its part in alpha v + (1 - alpha) w.
+    """FedAvg for w, and per client a model v trained for its part in alpha v + (1 - alpha) w.
 
     Deng et al., "Adaptive Personalized Federated Learning", 2020 (arXiv 2003.13461), Algorithm 1.
 
@@ -22,25 +22,31 @@ class APFL(Algorithm):
     |---|---|
     | w_i, the client's copy of the global model | ``down["model"]``, then ``up["model"]`` |
     | v_i, the local model | ``state["personal"]`` |
-    | alpha_i, the weight of v_i | ``state["alpha"]``, at first ``alpha``; it moves with ``adaptive`` |
+    | alpha_i, the weight of v_i | ``state["alpha"]``, initially ``alpha``; ``adaptive`` moves it |
 
-    Both models take each step together from the values before it, so v moves by alpha times the gradient at the
-    mixture and w exactly as in FedAvg (unless ``clip`` is set: it measures both gradients together). An adaptive
-    alpha moves once a round, along the first batch's gradient, and counts from the second step on. ``mix = "logits"``
-    mixes what the two models say instead of their parameters, as the authors' code does. Clients are weighted by
-    their rows (the paper: uniformly). The personal model mixes v with the averaged w. A client that never took part
-    starts v at the received w and makes one pass; what it does to w is dropped.
+    Both models take each step together from the values before it, so v moves by alpha times the
+    gradient at the mixture, and w exactly as in FedAvg (unless ``clip`` is set: it measures both
+    gradients together). An adaptive alpha moves once per round, along the first batch's gradient,
+    and is used from the second step on. ``mix = "logits"`` mixes the two models' logits instead of
+    their parameters, as the authors' code does. Clients are weighted by their rows (the paper:
+    uniformly). The personal model mixes v with the averaged w. A client that never took part starts
+    v at the received w and makes one pass; its changes to w are dropped.
     Bytes per client and round: the model up, the model down.
     """
 
-    alpha: float = knob(0.5, "weight of the client's own model in the mixture, at first", low=0, high=1)
-    adaptive: bool = knob(False, "each client moves its alpha once a round")
+    alpha: float = knob(
+        0.5, "initial weight of the client's own model in the mixture", low=0, high=1
+    )
+    adaptive: bool = knob(False, "each client moves its alpha once per round")
     mix: str = knob("params", "what is mixed", choices=("params", "logits"))
     private = ("personal", "alpha")
 
     def client_init(self, task, params, client):
-        """The own model starts at the common initial weights."""
-        return {"personal": params, "alpha": torch.full((), self.alpha, dtype=task.dtype, device=task.device)}
+        """Start the client's own model at the common initial weights."""
+        return {
+            "personal": params,
+            "alpha": torch.full((), self.alpha, dtype=task.dtype, device=task.device),
+        }
 
     def client_update(self, local, state, down):
         """Train w and v side by side; keep v, send w."""
@@ -49,41 +55,49 @@ class APFL(Algorithm):
 
         def loss(params, batch, first, alpha):
             w, alpha = params["model"], torch.where(batch.step == 0, first, alpha)
-            mixed = mixed_logits(task, mix, alpha, params["personal"], tree.detach(w), batch.x, batch.key)
+            mixed = mixed_logits(
+                task, mix, alpha, params["personal"], tree.detach(w), batch.x, batch.key
+            )
             return task.loss(w, batch) + task.error(mixed, batch)
 
-        params = local.sgd(loss, {"model": down["model"], "personal": state["personal"]}, first, alpha)
+        params = local.sgd(
+            loss, {"model": down["model"], "personal": state["personal"]}, first, alpha
+        )
         local.log(alpha=alpha)
         return {"personal": params["personal"], "alpha": alpha}, {"model": params["model"]}
 
     def _move(self, local, state, w):
-        """One step of alpha on the main pass's first batch, kept within [0, 1]."""
+        """Move alpha by one step on the first batch, kept within [0, 1]."""
         task, mix = local.task, self.mix
 
         def step(carry, batch, v, w, rate):
             def mixed_loss(alpha):
                 return task.error(mixed_logits(task, mix, alpha, v, w, batch.x, batch.key), batch)
 
-            return {"alpha": (carry["alpha"] - rate * grad(mixed_loss)(carry["alpha"])).clamp(0.0, 1.0)}
+            alpha = carry["alpha"]
+            return {"alpha": (alpha - rate * grad(mixed_loss)(alpha)).clamp(0.0, 1.0)}
 
-        return local.scan(step, {"alpha": state["alpha"]}, state["personal"], w, local.lr, steps=1)["alpha"]
+        start = {"alpha": state["alpha"]}
+        return local.scan(step, start, state["personal"], w, local.lr, steps=1)["alpha"]
 
     def adapt(self, local, state, down):
-        """A round of which v and alpha stay; the first one from the current global model."""
+        """Make a round and keep v and alpha; the first starts from the current global model."""
         start = tree.where(local.round == 1, down["model"], state["personal"])
         return self.client_update(local, state | {"personal": start}, down)[0]
 
     def personalize(self, local, state, down):
-        """Own and global model, and how they mix."""
+        """Return both models and the mixing weight."""
         return state | {"model": down["model"]}
 
     def predict(self, task, personal, x):
-        """Logits of the mixture."""
-        return mixed_logits(task, self.mix, personal["alpha"], personal["personal"], personal["model"], x)
+        """Return the mixture's logits."""
+        return mixed_logits(
+            task, self.mix, personal["alpha"], personal["personal"], personal["model"], x
+        )
 
 
 def mixed_logits(task, mix, alpha, v, w, x, key=None):
-    """Logits (B, C) of alpha v + (1 - alpha) w, or the same mixture of both models' logits."""
+    """Return logits (B, C) of alpha v + (1 - alpha) w, or mix both models' logits likewise."""
     if mix == "logits":
         return alpha * task.logits(v, x, key) + (1.0 - alpha) * task.logits(w, x, key)
     return task.logits(tree.map(lambda a, b: alpha * a + (1.0 - alpha) * b, v, w), x, key)

@@ -12,7 +12,8 @@ from bespoke.core.settings import knob
 class FedAvg(Algorithm):
     """One model for all: average what the clients train.
 
-    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    AISTATS 2017.
 
     | paper | here |
     |---|---|
@@ -20,9 +21,9 @@ class FedAvg(Algorithm):
     | E, B, eta | ``[training] epochs, batch, lr`` |
     | n_k / n | ``Uploads.weights`` |
 
-    The personal model is the global one, or with ``finetune_epochs`` a copy of it that each client trains
-    a little further and throws away (FedAvg-FT): the strongest simple baseline. Nothing is kept on a
-    client, so an unseen client is treated like any other.
+    The personal model is the global one, or with ``finetune_epochs`` a copy of it that each client
+    trains a little further and discards (FedAvg-FT): the strongest simple baseline. Nothing is kept
+    on a client, so an unseen client is treated like any other.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -35,5 +36,7 @@ class FedAvg(Algorithm):
         return state, {"model": local.sgd(local.task.loss, down["model"])}
 
     def personalize(self, local, state, down):
-        """The global model, fine-tuned if asked."""
-        return local.finetune(down["model"], self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None)
+        """Return the global model, fine-tuned if asked."""
+        return local.finetune(
+            down["model"], self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None
+        )

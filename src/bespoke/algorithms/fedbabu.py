@@ -1,4 +1,4 @@
-"""FedBABU: the body is trained under a head that stands still; heads become personal at the very end."""
+"""FedBABU: the body trains under a fixed head; heads become personal by fine-tuning at the end."""
 
 from dataclasses import dataclass
 from typing import final
@@ -10,9 +10,10 @@ from bespoke.core.settings import knob
 @final
 @dataclass(frozen=True)
 class FedBABU(Algorithm):
-    """Body Aggregation and Body Update: a common random head that federation never trains, then fine-tuning.
+    """Body Aggregation and Body Update under a common random head; fine-tuning before prediction.
 
-    Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1.
+    Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR
+    2022, Algorithm 1.
 
     | paper | here |
     |---|---|
@@ -20,10 +21,10 @@ class FedBABU(Algorithm):
     | theta_cls, the head, the same on all clients | ``state["head"]``: the common initial head |
     | tau_f, epochs of fine-tuning | ``finetune_epochs`` |
 
-    The head is no parameter of the optimiser, so neither momentum nor weight decay moves it. Fine-tuning trains body
-    and head (``finetune_part = "head"``: the head alone), at every evaluation, on a copy; it starts from the averaged
-    body. Clients are weighted by their rows. A client that never took part is treated like any other. Views: after
-    fine-tuning, and before it.
+    The head is not a parameter of the optimiser, so neither momentum nor weight decay moves it.
+    Fine-tuning trains body and head (``finetune_part = "head"``: the head alone), at every
+    evaluation, on a copy; it starts from the averaged body. Clients are weighted by their rows. A
+    client that never took part is treated like any other. Views: after fine-tuning, and before it.
     Bytes per client and round: the body up, the body down.
     """
 
@@ -33,7 +34,7 @@ class FedBABU(Algorithm):
     private = ("head",)
 
     def client_init(self, task, params, client):
-        """The common initial head, for good."""
+        """Return the common initial head, which never changes."""
         return {"head": task.head(params)}
 
     def server_init(self, task, params, num_clients, key):
@@ -45,15 +46,19 @@ class FedBABU(Algorithm):
     def client_update(self, local, state, down):
         """Train the body under the fixed head."""
         loss = local.task.loss
-        body = local.sgd(lambda body, batch, head: loss(body | head, batch), down["body"], state["head"])
+        body = local.sgd(
+            lambda body, batch, head: loss(body | head, batch), down["body"], state["head"]
+        )
         return state, {"body": body}
 
     def personalize(self, local, state, down):
-        """A fine-tuned copy of the model, and the model."""
+        """Return a fine-tuned copy of the model, and the model."""
         model = down["body"] | state["head"]
-        tuned = local.finetune(model, self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None)
+        tuned = local.finetune(
+            model, self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None
+        )
         return {"personal": tuned, "global": model}
 
     def predict(self, task, personal, x):
-        """Logits after and before fine-tuning."""
+        """Return logits after and before fine-tuning."""
         return {view: task.logits(model, x) for view, model in personal.items()}

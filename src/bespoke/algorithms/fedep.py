@@ -1,4 +1,4 @@
-"""FedEP: expectation propagation between clients' factors and a global Gaussian; FedEP-FT fine-tunes its mean."""
+"""FedEP: expectation propagation between clients and server; FedEP-FT fine-tunes the mean."""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,48 +14,61 @@ from bespoke.maths import posterior
 @final
 @dataclass(frozen=True)
 class FedEP(Algorithm):
-    """Each client refines its own factor of a global Gaussian, given the product of all other factors.
+    """Each client refines its own factor of a global Gaussian, given the product of the others.
 
-    Guo et al., "Federated Learning as Variational Inference: A Scalable Expectation Propagation Approach", ICLR 2023,
-    with the scaled identity as covariance.
+    Guo et al., "Federated Learning as Variational Inference: A Scalable Expectation Propagation
+    Approach", ICLR 2023, with the scaled identity as covariance.
 
     | paper | here |
     |---|---|
     | q, global; its mean mu | precision n c I; ``down["model"]`` |
-    | q_k, client k's factor | precision n_k c I, natural mean n c (w_k mu_0 + site), w_k = n_k / n |
+    | w_k | n_k / n |
+    | q_k, client k's factor | precision n_k c I, natural mean n c (w_k mu_0 + site) |
     | c, precision of a row | ``precision`` |
-    | q_{-k} = q / q_k, the cavity | precision n c (1 - w_k), natural mean n c (mu - w_k mu_0 - site) |
+    | q_{-k} = q / q_k, cavity | precision n c (1 - w_k), natural mean n c (mu - w_k mu_0 - site) |
     | mu_k, mean of q_{-k} exp(-loss) | the mean of SGD's iterates at the ends of epochs |
-    | damping 1 / K, learning rate | ``server["damping"]``, their product at a client's last round; ``server_lr`` |
+    | learning rate | ``server_lr`` |
+    | damping 1 / K | ``server["damping"]``: of a client's last round, times the learning rate |
 
-    With this covariance no precision ever changes, so means alone are sent, and the server's step is the plain mean of
-    mu_k - mu. mu_0 is the mean after ``warm_rounds`` of FedAvg, in which the server learns n (a client not heard of
-    counts as the average). A client learns how its last change was damped when it takes part again, so that the product
-    of all factors is q whoever takes part or is lost. The pull is at most 1 / lr. With ``variant = "sep"`` factors are
-    alike, the cavity is q^(1 - w_k). Steps are plain: momentum would tear q from its factors. An unseen client uses q's
-    mean; with ``finetune_epochs`` (FedEP-FT) every client trains a copy of it before it predicts.
-    Bytes per client and round: up the model and one number; down mu, mu_0 ("ep" only) and two numbers.
+    With this covariance no precision ever changes, so only means are sent, and the server's step is
+    the plain mean of mu_k - mu. mu_0 is the mean after ``warm_rounds`` of FedAvg, in which the
+    server learns n (a client it has not heard from counts as the average). A client learns how its
+    last change was damped when it takes part again, so the product of all factors is q, whoever
+    takes part or drops out. The pull is at most 1 / lr. With ``variant = "sep"`` all factors are
+    alike and the cavity is q^(1 - w_k). Steps are plain: with momentum q would no longer be the
+    product of its factors. An unseen client uses q's mean; with ``finetune_epochs`` (FedEP-FT)
+    every client trains a copy of it before prediction.
+    Bytes per client and round: up the model and one number; down mu, mu_0 ("ep" only) and two
+    numbers.
     """
 
-    variant: str = knob("ep", "factors kept by clients, or all alike", choices=("ep", "sep"))
-    precision: float = knob(0.05, "precision that one train row lends to a client's factor", above=0)
+    variant: str = knob(
+        "ep", "clients keep their factors, or all factors are alike", choices=("ep", "sep")
+    )
+    precision: float = knob(0.05, "precision that one train row adds to a client's factor", above=0)
     server_lr: float = knob(1.0, "the server's learning rate", above=0)
-    warm_rounds: int = knob(1, "first rounds, which are FedAvg", low=1)
+    warm_rounds: int = knob(1, "initial rounds of plain FedAvg", low=1)
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
     private = ("site", "pending")
 
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 1, dtype=torch.float64, device=task.device)
-        return {"model": params, "first": params, "rows": zeros[1:], "damping": zeros[1:], "round": zeros[0]}
+        return {
+            "model": params,
+            "first": params,
+            "rows": zeros[1:],
+            "damping": zeros[1:],
+            "round": zeros[0],
+        }
 
     def broadcast(self, server):
-        """mu, mu_0, and n, which is 0 in the warm rounds."""
+        """Send mu, mu_0, and n, which is 0 in the warm rounds."""
         total = posterior.total_rows(server["rows"]) * (server["round"] >= self.warm_rounds)
         sent = {"model": server["model"], "total": total}
         return sent | ({"first": server["first"]} if self.variant == "ep" else {})
 
     def tailor(self, server, clients):
-        return {"damping": server["damping"][clients]}  # a client never met has nothing to damp
+        return {"damping": server["damping"][clients]}  # a new client has nothing to damp
 
     def client_init(self, task, params, client):
         return {"site": tree.zeros_like(params), "pending": tree.zeros_like(params)}
@@ -67,10 +80,15 @@ class FedEP(Algorithm):
         share = rows / torch.maximum(total, rows)
         pull = torch.where(ready, (self.precision / share).clamp(max=1.0 / local.lr), 0.0)
         site = tree.add(state["site"], state["pending"], down["damping"].to(rows.dtype))
-        cavity = tree.map(lambda m, first, a: m - share * first - a, mu, down.get("first", mu), site)
+        cavity = tree.map(
+            lambda m, first, a: m - share * first - a, mu, down.get("first", mu), site
+        )
 
-        def tilted(params, batch, pull, share, cavity):  # the pull is (1 - w)/2 |theta|^2 - theta'cavity + constant
-            return loss(params, batch) + 0.5 * pull * (tree.sq_dist(params, cavity) - share * tree.sq_norm(params))
+        # The pull is (1 - w)/2 |theta|^2 - theta'cavity + constant.
+        def tilted(params, batch, pull, share, cavity):
+            return loss(params, batch) + 0.5 * pull * (
+                tree.sq_dist(params, cavity) - share * tree.sq_norm(params)
+            )
 
         def note(seen, params, batch):
             place = (batch.step + 1) % seen["epoch"]  # 0 at an epoch's end
@@ -84,11 +102,13 @@ class FedEP(Algorithm):
         return {"site": site, "pending": pending}, {"delta": delta, "rows": rows}
 
     def aggregate(self, task, server, uploads, key):
-        """The plain mean of the changes; in warm rounds FedAvg's, weighted by rows."""
+        """Add the plain mean of the changes; in warm rounds FedAvg's, weighted by rows."""
         up, clients, rounds = uploads.tree, uploads.clients, server["round"] + 1.0
         warm = bool(rounds <= self.warm_rounds)
         step = 1.0 if warm else self.server_lr
-        change = tree.mean(up["delta"], uploads.weights if warm else torch.ones_like(uploads.weights))
+        change = tree.mean(
+            up["delta"], uploads.weights if warm else torch.ones_like(uploads.weights)
+        )
         model = tree.add(server["model"], change, step)
         damping = torch.full_like(uploads.weights, step / len(clients))
         new = {"rows": up["rows"].double(), "damping": damping}
@@ -96,5 +116,5 @@ class FedEP(Algorithm):
         return new | {"model": model, "first": model if warm else server["first"], "round": rounds}
 
     def personalize(self, local, state, down):
-        """The mean of q, fine-tuned if asked."""
+        """Return the mean of q, fine-tuned if asked."""
         return local.finetune(down["model"], self.finetune_epochs)

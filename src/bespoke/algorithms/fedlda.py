@@ -15,46 +15,53 @@ from bespoke.maths.gaussian import Head
 @final
 @dataclass(frozen=True)
 class FedLDA(Algorithm):
-    """Linear discriminant analysis on shared features, kept Gaussian by a penalty on their correlations.
+    """Linear discriminant analysis on shared features, with a penalty on their correlations.
 
-    McLaughlin and Su, "FedLDA: Personalized Federated Learning Through Collaborative Linear Discriminant Analysis",
-    a workshop paper; Algorithm 1.
+    McLaughlin and Su, "FedLDA: Personalized Federated Learning Through Collaborative Linear
+    Discriminant Analysis", a workshop paper; Algorithm 1.
 
     | paper | here |
     |---|---|
     | phi; mu, Sigma | ``down["body"]``; ``down["mean"]``, ``down["cov"]`` (a packed triangle) |
     | pi_i, local class prior | computed where needed, smoothed by ``smooth`` (the paper: not) |
     | beta, share of the global statistics | ``momentum`` |
-    | lambda | ``lam``: times the sum of absolute off-diagonal entries of the batch covariance, over d |
+    | lambda | ``lam``: times the batch covariance's absolute off-diagonal entries, summed, over d |
 
-    Where the paper leaves a choice: the batch covariance is centred on the batch's mean (``centre``), the local one on
-    the interpolated means as printed (``local_centre``), divisors are n - 1, an absent class keeps its global mean.
-    A ridge is added to every estimated covariance: without one the head grew without bound in our runs. Prediction
-    takes the aggregated body and statistics; a client's prior is all it owns, so unseen and new clients need only
-    count their labels.
+    Where the paper leaves a choice: the batch covariance is centred on the batch's mean
+    (``centre``), the local one on the interpolated means as printed (``local_centre``), divisors
+    are n - 1, an absent class keeps its global mean. A ridge is added to every estimated
+    covariance: without one the head grew without bound in our runs. Prediction uses the aggregated
+    body and statistics; a client owns only its prior, so unseen and new clients need only count
+    their labels.
     Bytes per client and round: body, C d means and d(d+1)/2 of the covariance, up and down.
     """
 
-    momentum: float = knob(0.5, "share of the global statistics in what a client sends", low=0, high=1)
+    momentum: float = knob(
+        0.5, "share of the global statistics in what a client sends", low=0, high=1
+    )
     lam: float = knob(0.1, "strength of the penalty on correlated features", low=0)
     ridge: float = knob(0.1, "added to the diagonal of every estimated covariance", low=0)
     smooth: float = knob(1e-4, "added to every class prior", above=0)
     shrink: float = knob(1e-4, "share of a spherical covariance in the head", above=0, high=1)
-    centre: str = knob("batch", "centre of the penalised batch covariance", choices=("batch", "class", "global"))
-    local_centre: str = knob("interpolated", "centre of the local covariance", choices=("interpolated", "local"))
+    centre: str = knob(
+        "batch", "centre of the penalised batch covariance", choices=("batch", "class", "global")
+    )
+    local_centre: str = knob(
+        "interpolated", "centre of the local covariance", choices=("interpolated", "local")
+    )
     needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
-        """Body, means uniform on [-0.1, 0.1), identity covariance."""
+        """Return the body, means uniform on [-0.1, 0.1), and the identity covariance."""
         means = 0.2 * rng.uniform(key, (task.num_classes, task.feature_dim), task.dtype) - 0.1
         return {"body": task.body(params), "mean": means, "cov": gaussian.identity(task)}
 
     def broadcast(self, server):
-        """Body and statistics, for everyone."""
+        """Send body and statistics to everyone."""
         return server
 
     def client_update(self, local, state, down):
-        """Train the body under the fixed head; send it with statistics moved towards the client's own."""
+        """Train the body under the fixed head; send it with the interpolated statistics."""
         task, lam, centre, classes = local.task, self.lam, self.centre, local.task.num_classes
         shared = gaussian.received(task, down)
         head = self._head(local, shared)
@@ -62,7 +69,9 @@ class FedLDA(Algorithm):
         def loss(body, batch, weight, bias, mean):
             z = task.features(body, batch.x, batch.key)
             member = gaussian.one_hot(batch.y, batch.mask, classes)
-            return task.error(Head(weight, bias)(z), batch) + lam * _correlation(z, member, mean, centre)
+            return task.error(Head(weight, bias)(z), batch) + lam * _correlation(
+                z, member, mean, centre
+            )
 
         body = local.sgd(loss, down["body"], head.weight, head.bias, shared.mean)
         z, y, mask = local.features(body)
@@ -75,12 +84,12 @@ class FedLDA(Algorithm):
         return state, {"body": body, "mean": mean, "cov": gaussian.pack(cov)}
 
     def personalize(self, local, state, down):
-        """The global head with the client's own prior."""
+        """Return the body and the global head with the client's own prior."""
         head = self._head(local, gaussian.received(local.task, down))
         return {"body": down["body"], "weight": head.weight, "bias": head.bias}
 
     def predict(self, task, personal, x):
-        """Logits of the generative head."""
+        """Return the generative head's logits."""
         return Head(personal["weight"], personal["bias"])(task.features(personal["body"], x))
 
     def _head(self, local, shared):
@@ -88,7 +97,7 @@ class FedLDA(Algorithm):
 
 
 def _correlation(z, member, mean, centre):
-    """Sum of absolute off-diagonal entries of a batch's covariance over d; 0 for a batch of fewer than two rows."""
+    """Sum absolute off-diagonal entries of a batch's covariance, over d; 0 below two rows."""
     weight = member.sum(dim=1)
     if centre == "batch":
         member, mean = weight[:, None], (weight @ z / weight.sum().clamp(min=1.0))[None]

@@ -1,4 +1,4 @@
-"""FedPAC: features aligned to shared class prototypes, and heads that the server mixes for each client."""
+"""FedPAC: features aligned to shared class prototypes, and heads the server mixes per client."""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,37 +14,46 @@ from bespoke.maths import prototypes, simplex
 @final
 @dataclass(frozen=True)
 class FedPAC(Algorithm):
-    """Head, then body under a pull to global prototypes; a client's next head is its best mixture of all heads.
+    """Head, then body under a pull to global prototypes; the server mixes each client's next head.
 
-    Xu et al., "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023.
+    Xu et al., "Personalized Federated Learning with Feature Alignment and Classifier
+    Collaboration", ICLR 2023.
 
     | paper | here |
     |---|---|
-    | phi; c_k; h_i | ``down["body"]``; ``down["prototype"]``, known where ``down["rows"]`` > 0; ``down["head"]`` |
-    | V_i, h_i (statistics) | ``up["variance"]``; ``up["moment"]`` (C, d): a class's share times its mean |
-    | alpha_i: min sum_j a_j^2 V_j + norm(h_i - sum_j a_j h_j)^2 on the simplex | rows of ``mixture`` |
-    | lambda; learning rate of the head | ``lam`` (times a mean over rows and features); ``head_lr`` |
+    | phi; the client's head | ``down["body"]``; ``down["head"]`` |
+    | c_k | ``down["prototype"]``, known where ``down["rows"]`` > 0 |
+    | V_i; h_i | ``up["variance"]``; ``up["moment"]`` (C, d): each class's share times its mean |
+    | alpha_i: min sum_j a_j^2 V_j + norm(h_i - sum_j a_j h_j)^2, a simplex | rows of ``mixture`` |
+    | lambda; learning rate of the head | ``lam``, times a mean over rows, features; ``head_lr`` |
 
-    The released code is followed: statistics before training, prototypes after it; no pull until global prototypes
-    exist; a class without one is pulled to the client's own; mixing weights up to ``smallest`` become 0. Heads stay on
-    the server: an absent client's is kept, one before its first round has the common start. A class that nobody in a
-    round has keeps its prototype. A client the server never met starts at the mean of the last heads, weighted by rows,
-    and like one that was never drawn fits it by cross entropy, or the body too (``new_part``).
-    Bytes per client and round: body, head, C d + C numbers down; up body, head, 2 d a present class, C + 1.
+    The released code is followed: statistics before training, prototypes after it; no pull until
+    global prototypes exist; a class without one is pulled to the client's own; mixing weights up to
+    ``smallest`` become 0. Heads stay on the server: an absent client's is kept, and every client
+    starts from the common head. A class that no client in a round has keeps its prototype. A new
+    client starts at the mean of the last heads, weighted by rows; like one that was never drawn, it
+    fits the head by cross entropy, or the body too (``new_part``).
+    Bytes per client and round: body, head, C d + C numbers down; up body, head, 2 d per present
+    class, C + 1.
     """
 
     lam: float = knob(1.0, "strength of the pull to the prototypes", low=0)
     head_epochs: int = knob(1, "epochs of the head phase", low=1)
-    head_lr: float = knob(0.1, "learning rate of the head phase; 0 = as the body's", low=0)
+    head_lr: float = knob(0.1, "learning rate of the head phase; 0 = the body's", low=0)
     smallest: float = knob(1e-3, "mixing weights up to this become 0", low=0, high=1)
-    new_epochs: int = knob(5, "epochs in which a client that never took part fits its model", low=0)
-    new_part: str = knob("head", "what such a client fits", choices=("head", "all"))
+    new_epochs: int = knob(5, "epochs a new client fits its model for", low=0)
+    new_part: str = knob("head", "what a new client fits", choices=("head", "all"))
     needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
         heads = tree.map(lambda p: p.expand(num_clients, *p.shape).clone(), task.head(params))
         weight = torch.zeros(num_clients, dtype=torch.float64, device=task.device)
-        return {"body": task.body(params), **prototypes.none(task), "heads": heads, "weight": weight}
+        return {
+            "body": task.body(params),
+            **prototypes.none(task),
+            "heads": heads,
+            "weight": weight,
+        }
 
     def broadcast(self, server):
         return {name: server[name] for name in ("body", "prototype", "rows")}
@@ -56,7 +65,7 @@ class FedPAC(Algorithm):
         return {"head": tree.take(known, torch.where(clients < 0, len(met), clients))}
 
     def client_update(self, local, state, down):
-        """Statistics of the received body; the head phase; the body phase; prototypes of the trained body."""
+        """Take statistics of the received body; train head, then body; take the new prototypes."""
         task, lam, before = local.task, self.lam, local.features(down["body"])
         mine = prototypes.own(before, task.num_classes)
         moment, variance = prototypes.first_moment(before, task.num_classes)
@@ -72,29 +81,41 @@ class FedPAC(Algorithm):
         rate = self.head_lr or None
         head = local.sgd(fit, down["head"], down["body"], epochs=self.head_epochs, lr=rate, tag=1)
         target = torch.where(down["rows"][:, None] > 0, down["prototype"], mine["prototype"])
-        known = down["rows"].sum().expand(task.num_classes)  # none before the first aggregation, then all
+        # No prototype is known before the first aggregation, then all are.
+        known = down["rows"].sum().expand(task.num_classes)
         body = local.sgd(aligned, down["body"], head, target, known)
         up = {"body": body, "head": head, **prototypes.own(local.features(body), task.num_classes)}
-        local.log(bytes_up=tree.nbytes(body | head) + prototypes.nbytes(mine["rows"], task.feature_dim, 2) + 4.0)
+        local.log(
+            bytes_up=tree.nbytes(body | head)
+            + prototypes.nbytes(mine["rows"], task.feature_dim, 2)
+            + 4.0
+        )
         return state, up | {"moment": moment, "variance": variance}
 
     def aggregate(self, task, server, uploads, key):
-        """Body as in FedAvg, prototypes weighted by a class's rows, and for each sender its own mixture of heads."""
+        """Average the body and, by class rows, the prototypes; mix a head for each sender."""
         up = uploads.tree
         mixture = simplex.mixtures(up["variance"], up["moment"].flatten(start_dim=1), self.smallest)
-        mixed = tree.map(lambda h: torch.tensordot(mixture, h.double(), dims=1).to(h.dtype), up["head"])
-        heads = tree.map(lambda old, new: old.index_copy(0, uploads.clients, new), server["heads"], mixed)
+        mixed = tree.map(
+            lambda h: torch.tensordot(mixture, h.double(), dims=1).to(h.dtype), up["head"]
+        )
+        heads = tree.map(
+            lambda old, new: old.index_copy(0, uploads.clients, new), server["heads"], mixed
+        )
         weight = server["weight"].index_copy(0, uploads.clients, uploads.weights)
-        common = {"body": tree.mean(up["body"], uploads.weights), **prototypes.combine(up, up["rows"], server)}
+        common = {
+            "body": tree.mean(up["body"], uploads.weights),
+            **prototypes.combine(up, up["rows"], server),
+        }
         return {**common, "heads": heads, "weight": weight}
 
     def adapt(self, local, state, down):
-        """Fit the received head, or the whole model; what is fitted stands before what is received."""
+        """Fit the received head, or the whole model; fitted parts replace received ones."""
         have, task = down | state, local.task
         params = local.finetune(have["body"] | have["head"], self.new_epochs, self.new_part)
         return {"body": task.body(params), "head": task.head(params)}
 
     def personalize(self, local, state, down):
-        """The shared body with the head mixed for this client."""
-        have = down | state  # only a client that adapted has a state
+        """Return the shared body with the head mixed for this client."""
+        have = down | state  # only an adapted client has a state
         return have["body"] | have["head"]

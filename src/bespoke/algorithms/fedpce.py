@@ -1,4 +1,4 @@
-"""FedPCE: all weights are shared, and 32 numbers a client say how its normalisation layers scale and shift."""
+"""FedPCE: shared weights; 32 numbers per client scale and shift its normalisation layers."""
 
 from dataclasses import dataclass
 from typing import final
@@ -20,39 +20,49 @@ class FedPCE(Algorithm):
     | paper | here |
     |---|---|
     | v_n, the client's embedding | ``state["embedding"]``, of ``size`` numbers |
-    | the MLPs, one for the scale and one for the shift of each layer | ``down["mlp"]``, one for each norm leaf |
+    | the MLPs, one for each layer's scale and shift | ``down["mlp"]``, one for each norm leaf |
     | everything else | ``down["model"]``: the parameters without the norm leaves |
 
-    A leaf is its initial value (1 or 0) plus its MLP's output, whose last layer starts small. Embeddings start at the
-    n-th unit vector, at 0 beyond ``size`` and for new clients. All three groups take their steps together, each with
-    its own learning rate; the model's are ``[training] lr`` and ``lr_final``. The paper's training also wants Adam
-    with ``keep_optimizer`` and ``weighting = "uniform"``. A client that never took part fits its embedding alone,
-    ``[evaluation] adapt_rounds`` times (the paper: 200).
+    A leaf is its initial value (1 or 0) plus its MLP's output, whose last layer starts small.
+    Embeddings start at the n-th unit vector, at 0 beyond ``size`` and for new clients. All three
+    groups take their steps together, each with its own learning rate; the model's are ``[training]
+    lr`` and ``lr_final``. The paper's training also needs Adam with ``keep_optimizer`` and
+    ``weighting = "uniform"``. A client that never took part fits only its embedding, ``[evaluation]
+    adapt_rounds`` times (the paper: 200).
     Bytes per client and round: model and MLPs up, model and MLPs down.
     """
 
     size: int = knob(32, "numbers in an embedding", low=1)
     hidden: int = knob(64, "hidden units of an MLP", low=1)
     mlp_lr: float = knob(1e-2, "learning rate of the MLPs", above=0)
-    mlp_lr_final: float = knob(1e-6, "the same at the end of a cosine schedule", low=0)
+    mlp_lr_final: float = knob(1e-6, "its final value under a cosine schedule", low=0)
     embedding_lr: float = knob(0.1, "learning rate of the embedding", above=0)
-    embedding_lr_final: float = knob(1e-4, "the same at the end of a cosine schedule", low=0)
+    embedding_lr_final: float = knob(1e-4, "its final value under a cosine schedule", low=0)
     new_lr: float = knob(1e-2, "learning rate of a new client's embedding", above=0)
-    new_lr_final: float = knob(1e-4, "the same at the end of a cosine schedule", low=0)
+    new_lr_final: float = knob(1e-4, "its final value under a cosine schedule", low=0)
     private = ("embedding", "start")
 
     def server_init(self, task, params, num_clients, key):
         norm = task.norm(params)
-        mlp = {name: self._mlp(rng.fold_in(key, i), leaf) for i, (name, leaf) in enumerate(norm.items())}
+        mlp = {
+            name: self._mlp(rng.fold_in(key, i), leaf)
+            for i, (name, leaf) in enumerate(norm.items())
+        }
         return {"model": {n: p for n, p in params.items() if n not in norm}, "mlp": mlp}
 
     def _mlp(self, key, leaf):
-        """Weights of Linear-ReLU-Linear: the first layer by torch's own rule, the last one small."""
+        """Draw the weights of Linear-ReLU-Linear, the first as torch does, the last small."""
 
         def uniform(i, *shape):
-            return (2.0 * rng.uniform(rng.fold_in(key, i), shape, leaf.dtype) - 1.0) * self.size**-0.5
+            return (
+                2.0 * rng.uniform(rng.fold_in(key, i), shape, leaf.dtype) - 1.0
+            ) * self.size**-0.5
 
-        last = rng.normal(rng.fold_in(key, 2), (leaf.numel(), self.hidden), leaf.dtype) * 0.01 * self.hidden**-0.5
+        last = (
+            rng.normal(rng.fold_in(key, 2), (leaf.numel(), self.hidden), leaf.dtype)
+            * 0.01
+            * self.hidden**-0.5
+        )
         first = {"w1": uniform(0, self.hidden, self.size), "b1": uniform(1, self.hidden)}
         return first | {"w2": last, "b2": torch.zeros_like(leaf)}
 
@@ -68,32 +78,44 @@ class FedPCE(Algorithm):
         task = local.task
 
         def loss(params, batch, start):
-            return task.loss(params["model"] | generate(params["mlp"], params["embedding"], start), batch)
+            return task.loss(
+                params["model"] | generate(params["mlp"], params["embedding"], start), batch
+            )
 
         rates = {
             "model": (local.training.lr, local.training.lr_final),
             "mlp": (self.mlp_lr, self.mlp_lr_final),
             "embedding": (self.embedding_lr, self.embedding_lr_final),
         }
-        params = local.sgd(loss, {**down, "embedding": state["embedding"]}, state["start"], lr=rates)
-        return state | {"embedding": params["embedding"]}, {"model": params["model"], "mlp": params["mlp"]}
+        params = local.sgd(
+            loss, {**down, "embedding": state["embedding"]}, state["start"], lr=rates
+        )
+        return state | {"embedding": params["embedding"]}, {
+            "model": params["model"],
+            "mlp": params["mlp"],
+        }
 
     def adapt(self, local, state, down):
         """Fit the embedding with everything else fixed."""
-        task, own, rate = local.task, {"embedding": state["embedding"]}, (self.new_lr, self.new_lr_final)
+        task, rate = local.task, (self.new_lr, self.new_lr_final)
+        own = {"embedding": state["embedding"]}
 
         def loss(own, batch, model, mlp, start):
             return task.loss(model | generate(mlp, own["embedding"], start), batch)
 
-        return state | local.sgd(loss, own, down["model"], down["mlp"], state["start"], lr=rate, tag=1)
+        return state | local.sgd(
+            loss, own, down["model"], down["mlp"], state["start"], lr=rate, tag=1
+        )
 
     def personalize(self, local, state, down):
         return down["model"] | generate(down["mlp"], state["embedding"], state["start"])
 
 
 def generate(mlp, embedding, start):
-    """The norm leaves: each its start plus its MLP's output for the embedding."""
+    """Return the norm leaves: each its start plus its MLP's output for the embedding."""
     return {
-        name: leaf + mlp[name]["w2"] @ torch.relu(mlp[name]["w1"] @ embedding + mlp[name]["b1"]) + mlp[name]["b2"]
+        name: leaf
+        + mlp[name]["w2"] @ torch.relu(mlp[name]["w1"] @ embedding + mlp[name]["b1"])
+        + mlp[name]["b2"]
         for name, leaf in start.items()
     }

@@ -19,26 +19,26 @@ class FedPer(Algorithm):
     | W_B, the base layers | ``down["body"]`` |
     | W_P, the personal layers | ``state["head"]``: the last layer (K_P = 1) |
 
-    The personal model is the averaged body with the client's own head. A client that never took part has
-    the common initial head, which is worth a guess: ``adapt`` fits it on the fixed body first.
+    The personal model is the averaged body with the client's own head. A client that never took
+    part has the common initial head, which only guesses: ``adapt`` fits it on the fixed body first.
     Bytes per client and round: the body up, the body down.
     """
 
     new_head_epochs: int = knob(
-        5, "epochs in which a client that never took part fits its head; 0 = as in training", low=0
+        5, "epochs a new client fits its head for; 0 = as in training", low=0
     )
     private = ("head",)
 
     def server_init(self, task, params, num_clients, key):
-        """The server holds the body."""
+        """Return the body, which is all the server holds."""
         return {"body": task.body(params)}
 
     def broadcast(self, server):
-        """The body, for everyone."""
+        """Send the body to everyone."""
         return {"body": server["body"]}
 
     def client_init(self, task, params, client):
-        """The common initial head."""
+        """Start at the common initial head."""
         return {"head": task.head(params)}
 
     def client_update(self, local, state, down):
@@ -49,9 +49,11 @@ class FedPer(Algorithm):
 
     def adapt(self, local, state, down):
         """Fit the head on the fixed body."""
-        params = local.finetune(down["body"] | state["head"], self.new_head_epochs or None, part="head")
+        params = local.finetune(
+            down["body"] | state["head"], self.new_head_epochs or None, part="head"
+        )
         return {"head": local.task.head(params)}
 
     def personalize(self, local, state, down):
-        """The shared body with the client's own head."""
+        """Return the shared body with the client's own head."""
         return down["body"] | state["head"]

@@ -13,31 +13,38 @@ from bespoke.maths import gaussian, prototypes
 @final
 @dataclass(frozen=True)
 class FedProto(Algorithm):
-    """Local training with features drawn to the mean of all clients' class prototypes; no weight is ever sent.
+    """Local training with features drawn to the mean class prototypes; no weight is ever sent.
 
-    Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022, Algorithm 1.
+    Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022,
+    Algorithm 1.
 
     | paper | here |
     |---|---|
     | omega_i = (phi_i, nu_i), the local model | ``state["model"]`` |
-    | C_i^(j), local prototypes | ``up["prototype"]`` (C, d), with ``up["rows"]`` the rows behind each |
-    | C-bar^(j), global prototypes | ``down["prototype"]``; a class has one where ``down["rows"]`` > 0 |
-    | lambda | ``lam``: times what ``pull`` says |
+    | C_i^(j), local prototypes | ``up["prototype"]`` (C, d), each from ``up["rows"]`` rows |
+    | C-bar^(j), global prototypes | ``down["prototype"]``, known where ``down["rows"]`` > 0 |
+    | lambda | ``lam``: times the term set by ``pull`` |
 
-    ``pull = "rows"`` is the released code, the squared distance of each row's feature to its prototype, mean over rows
-    and features; ``"means"`` is the paper, the distance of a batch's class means, summed over classes. Local prototypes
-    come from one pass with the trained model (the released code: from the last epoch, each row before its own step).
-    ``average``: every owner of a class counts alike, as in the released code, or by its rows of the class, as in the
-    paper, without the paper's further 1 / (number of owners). ``[training] weighting`` has no say. A class that nobody
-    in a round has keeps its prototype. All clients start from the common weights. The first prediction is the own head;
-    then the nearest global prototype, of all classes and of the client's own classes. A client that never took part
-    trains a model from the common start in one pass under the pull.
-    Bytes per client and round: C d + C numbers down; up d for each present class and C.
+    ``pull = "rows"`` is the released code, the squared distance of each row's feature to its
+    prototype, mean over rows and features; ``"means"`` is the paper, the distance of a batch's
+    class means, summed over classes. Local prototypes come from one pass with the trained model
+    (the released code: from the last epoch, each row before its own step). ``average``: all owners
+    of a class count equally, as in the released code, or by their rows of the class, as in the
+    paper, without the paper's further 1 / (number of owners). ``[training] weighting`` has no
+    effect. A class that no client in a round has keeps its prototype. All clients start from the
+    common weights. Predictions: the client's head; the nearest global prototype, among all classes
+    and among the client's own. A client that never took part trains a model from the common start
+    in one pass under the pull.
+    Bytes per client and round: C d + C numbers down; up d per present class, and C.
     """
 
     lam: float = knob(1.0, "strength of the pull to the prototypes", low=0)
-    pull: str = knob("rows", "what is pulled: each row, or a batch's class means", choices=("rows", "means"))
-    average: str = knob("uniform", "how owners of a class are weighted", choices=("uniform", "rows"))
+    pull: str = knob(
+        "rows", "what is pulled: each row, or a batch's class means", choices=("rows", "means")
+    )
+    average: str = knob(
+        "uniform", "how the owners of a class are weighted", choices=("uniform", "rows")
+    )
     private = ("model",)
     needs_classes = True
 
@@ -58,7 +65,7 @@ class FedProto(Algorithm):
         return state, up
 
     def adapt(self, local, state, down):
-        """A pass over the own model under the pull."""
+        """Train the client's model in one pass under the pull."""
         task, lam = local.task, self.lam
         pull = prototypes.pull if self.pull == "rows" else prototypes.pull_means
 
@@ -70,17 +77,28 @@ class FedProto(Algorithm):
         return {"model": local.sgd(loss, state["model"], down["prototype"], down["rows"])}
 
     def aggregate(self, task, server, uploads, key):
-        """For each class the mean over its owners."""
+        """Average each class's prototypes over its owners."""
         rows = uploads.tree["rows"]
-        return prototypes.combine(uploads.tree, rows if self.average == "rows" else torch.ones_like(rows), server)
+        return prototypes.combine(
+            uploads.tree, rows if self.average == "rows" else torch.ones_like(rows), server
+        )
 
     def personalize(self, local, state, down):
-        """The own model, the prototypes, and which classes the client has."""
+        """Return the client's model, the prototypes, and which classes it has."""
         own = gaussian.one_hot(*local.labels(), local.task.num_classes).sum(dim=0)
-        return {"model": state["model"], "prototype": down["prototype"], "rows": down["rows"], "own": own}
+        return {
+            "model": state["model"],
+            "prototype": down["prototype"],
+            "rows": down["rows"],
+            "own": own,
+        }
 
     def predict(self, task, personal, x):
-        z, c, known = task.features(personal["model"], x), personal["prototype"], personal["rows"] > 0
+        z, c, known = (
+            task.features(personal["model"], x),
+            personal["prototype"],
+            personal["rows"] > 0,
+        )
         return {
             "personal": task.classify(personal["model"], z),
             "prototype": prototypes.nearest(z, c, known),

@@ -20,11 +20,11 @@ class FedProx(Algorithm):
     | w_t, the received model (fixed for the round) | ``down["model"]`` |
     | mu | ``mu`` |
 
-    The term is part of the loss, so momentum, weight decay and Adam see it as they see the gradient of
+    The term is part of the loss, so momentum, weight decay and Adam treat it like the gradient of
     F_k; mu = 0 is FedAvg. Clients are drawn as configured and weighted by their rows (the paper's
-    experiments), not drawn in proportion to their rows (its Algorithm 2). Every client does the full
-    local work: there are no simulated stragglers. Nothing is kept on a client: an unseen one is treated like
-    any other.
+    experiments), not drawn in proportion to their rows (its Algorithm 2). Every client does the
+    full local work: there are no simulated stragglers. Nothing is kept on a client: an unseen one
+    is treated like any other.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -34,8 +34,10 @@ class FedProx(Algorithm):
 
     def client_update(self, local, state, down):
         """Train near the received model and send the result back."""
-        return state, {"model": local.sgd(near(local.task.loss, self.mu), down["model"], down["model"])}
+        return state, {
+            "model": local.sgd(near(local.task.loss, self.mu), down["model"], down["model"])
+        }
 
     def personalize(self, local, state, down):
-        """The global model, fine-tuned (without the term) if asked."""
+        """Return the global model, fine-tuned without the term if asked."""
         return local.finetune(down["model"], self.finetune_epochs, self.finetune_part)

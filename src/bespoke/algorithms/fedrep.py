@@ -12,8 +12,8 @@ from bespoke.core.settings import knob
 class FedRep(Algorithm):
     """First the head on the received body, then the body under the fixed head.
 
-    Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
-    Algorithm 1.
+    Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML
+    2021, Algorithm 1.
 
     | paper | here |
     |---|---|
@@ -21,11 +21,11 @@ class FedRep(Algorithm):
     | h_i, the head | ``state["head"]`` |
     | tau_h, tau_phi | ``head_epochs``, ``body_epochs`` |
 
-    Each phase has an optimiser of its own, so no momentum leaks from the head into the body. Clients are
-    weighted by their rows; the paper's uniform mean is ``[training] weighting = "uniform"``. A client that
-    never took part fits its head from the common start, as the paper does for new clients; the public code
-    would start it from an average of heads that never crossed the wire. There is no extra head pass before
-    the last test.
+    Each phase has its own optimiser, so no momentum leaks from the head into the body. Clients are
+    weighted by their rows; the paper's uniform mean is ``[training] weighting = "uniform"``. A
+    client that never took part fits its head from the common start, as the paper does for new
+    clients; the public code would start it from an average of heads that were never sent. There is
+    no extra head pass before the last test.
     Bytes per client and round: the body up, the body down.
     """
 
@@ -34,31 +34,35 @@ class FedRep(Algorithm):
     private = ("head",)
 
     def server_init(self, task, params, num_clients, key):
-        """The server holds the body."""
+        """Return the body, which is all the server holds."""
         return {"body": task.body(params)}
 
     def broadcast(self, server):
-        """The body, for everyone."""
+        """Send the body to everyone."""
         return {"body": server["body"]}
 
     def client_init(self, task, params, client):
-        """The common initial head."""
+        """Start at the common initial head."""
         return {"head": task.head(params)}
 
     def client_update(self, local, state, down):
-        """Head phase, then body phase; keep the head, send the body."""
+        """Train the head, then the body; keep the head, send the body."""
         loss = local.task.loss
         head = self.adapt(local, state, down)["head"]
         body = local.sgd(
-            lambda w, batch, head: loss(w | head, batch), down["body"], head, epochs=self.body_epochs, tag=1
+            lambda w, batch, head: loss(w | head, batch),
+            down["body"],
+            head,
+            epochs=self.body_epochs,
+            tag=1,
         )
         return {"head": head}, {"body": body}
 
     def adapt(self, local, state, down):
-        """The head phase alone."""
+        """Train the head alone."""
         params = local.finetune(down["body"] | state["head"], self.head_epochs, part="head")
         return {"head": local.task.head(params)}
 
     def personalize(self, local, state, down):
-        """The shared body with the client's own head."""
+        """Return the shared body with the client's own head."""
         return down["body"] | state["head"]

@@ -13,58 +13,70 @@ from bespoke.maths import gaussian
 @final
 @dataclass(frozen=True)
 class FedRoD(Algorithm):
-    """Two heads on one body: the generic one learns under balanced softmax, the personal one corrects its logits.
+    """Two heads on one body: a generic one under balanced softmax, a personal one that corrects it.
 
-    Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
+    Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image
+    Classification", ICLR 2022.
 
     | paper | here |
     |---|---|
     | theta and psi, body and generic head | ``down["model"]`` |
     | phi_m, the personal head | ``state["head"]``, as large as the generic one |
-    | the hyper-network H_nu that makes it from the class shares a_m | ``down["hyper"]``: a linear map |
+    | H_nu, the hyper-network, from class shares a_m to phi_m | ``down["hyper"]``: a linear map |
     | gamma, the exponent of the class counts in the balanced loss | ``gamma`` |
 
-    Balanced softmax adds gamma log(share) of each class to the generic logits; a class without rows drops out of the
-    softmax. The personal head takes features and generic logits as constants, so that its loss trains nothing else;
-    both losses take each step together (``clip`` measures both gradients together). Started at zero, a personal head
-    first predicts as the generic one; public code starts at a copy of it. A client that never took part fits a head
-    on the fixed rest; a generated one needs no fitting. Views: both heads together, and the generic one alone.
-    Bytes per client and round: the model up, the model down; with ``heads = "hyper"`` also the hyper-network.
+    Balanced softmax adds gamma log(share) of each class to the generic logits; a class without rows
+    drops out of the softmax. The personal head takes features and generic logits as constants, so
+    its loss trains nothing else; each step is on the sum of both losses (``clip`` measures both
+    gradients together). Started at zero, a personal head first predicts like the generic one;
+    public code starts at a copy of it. A client that never took part fits a head on the fixed rest;
+    a generated one needs no fitting. Views: both heads together, and the generic one alone.
+    Bytes per client and round: the model up, the model down; with ``heads = "hyper"`` also the
+    hyper-network.
     """
 
-    heads: str = knob("linear", "where a personal head comes from", choices=("linear", "hyper"))
-    gamma: float = knob(1.0, "exponent of the class counts in the balanced loss; 0 = plain loss", low=0)
-    head_start: str = knob("zero", "personal heads at first", choices=("zero", "copy"))
-    new_head_epochs: int = knob(5, "epochs in which a client that never took part fits its head", low=0)
-    refit_epochs: int = knob(0, "epochs in which every client fits its head anew before prediction", low=0)
+    heads: str = knob("linear", "source of the personal head", choices=("linear", "hyper"))
+    gamma: float = knob(
+        1.0, "exponent of the class counts in the balanced loss; 0 = plain loss", low=0
+    )
+    head_start: str = knob("zero", "initial personal head", choices=("zero", "copy"))
+    new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
+    refit_epochs: int = knob(0, "epochs every client refits its head for before prediction", low=0)
     private = ("head",)
     needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
-        """The model; and the hyper-network: a head for each class, which class shares mix to a client's head."""
+        """Return the model, and the hyper-network: one head per class, which class shares mix."""
         first = self._start(task, params)
-        hyper = {name: torch.stack([leaf] * task.num_classes, dim=-1) for name, leaf in first.items()}
+        hyper = {
+            name: torch.stack([leaf] * task.num_classes, dim=-1) for name, leaf in first.items()
+        }
         return {"model": params} | ({"hyper": hyper} if self.heads == "hyper" else {})
 
     def _start(self, task, params):
-        return {name: float(self.head_start == "copy") * leaf for name, leaf in task.head(params).items()}
+        return {
+            name: float(self.head_start == "copy") * leaf
+            for name, leaf in task.head(params).items()
+        }
 
     def broadcast(self, server):
         return server
 
     def client_init(self, task, params, client):
-        """The first personal head; none of its own where it is generated."""
+        """Return the first personal head, or none if it is generated."""
         return {"head": self._start(task, params) if self.heads == "linear" else {}}
 
     def client_update(self, local, state, down):
-        """Both losses together; keep the personal head, send the rest."""
+        """Train on both losses together; keep the personal head, send the rest."""
         task, share = local.task, gaussian.own_prior(local, 0.0)
-        prior = self.gamma * share.log().clamp(min=-1e9)  # finite, and as good as infinite
+        prior = self.gamma * share.log().clamp(min=-1e9)  # finite, but as good as infinite
 
         def loss(params, batch, share, prior):
             z = task.features(params["model"], batch.x, batch.key)
             generic = task.classify(params["model"], z, batch.key)
-            personal = generic.detach() + task.classify(own_head(params, share), z.detach(), batch.key)
+            personal = generic.detach() + task.classify(
+                own_head(params, share), z.detach(), batch.key
+            )
             return task.error(generic + prior, batch) + task.error(personal, batch)
 
         params = local.sgd(loss, down | state, share, prior)
@@ -75,7 +87,9 @@ class FedRoD(Algorithm):
 
         def loss(head, batch, model):
             z = task.features(model, batch.x, batch.key)
-            return task.error(task.classify(model, z, batch.key) + task.classify(head, z, batch.key), batch)
+            return task.error(
+                task.classify(model, z, batch.key) + task.classify(head, z, batch.key), batch
+            )
 
         return local.sgd(loss, head, model, epochs=epochs, tag=1) if epochs else head
 
@@ -85,15 +99,18 @@ class FedRoD(Algorithm):
 
     def personalize(self, local, state, down):
         head = own_head(down | state, gaussian.own_prior(local, 0.0))
-        return {"model": down["model"], "head": self._fit(local, down["model"], head, self.refit_epochs)}
+        return {
+            "model": down["model"],
+            "head": self._fit(local, down["model"], head, self.refit_epochs),
+        }
 
     def predict(self, task, personal, x):
-        """The sum of both heads' logits, and the generic ones alone."""
+        """Return the sum of both heads' logits, and the generic ones alone."""
         z = task.features(personal["model"], x)
         generic = task.classify(personal["model"], z)
         return {"personal": generic + task.classify(personal["head"], z), "global": generic}
 
 
 def own_head(params, share):
-    """The client's own head, or the one generated from its class shares (C,)."""
+    """Return the client's own head, or the one generated from its class shares (C,)."""
     return params["head"] or {name: leaf @ share for name, leaf in params["hyper"].items()}

@@ -11,34 +11,34 @@ from bespoke.core.algorithm import Algorithm
 class LocalOnly(Algorithm):
     """Training without communication, from common initial weights.
 
-    A client trains in the rounds it is drawn for, as in the pFedFDA paper's comparison: at rate q it gets
-    q times the epochs of a client that trains in every round. A client that was never drawn makes one
-    pass of local training from the common start before it predicts.
+    A client trains in the rounds it is drawn for, as in the pFedFDA paper's comparison: at rate q
+    it gets q times the epochs of a client that trains in every round. A client that was never drawn
+    makes one pass of local training from the common start before it predicts.
     Bytes per client and round: none.
     """
 
     private = ("model",)
 
     def server_init(self, task, params, num_clients, key):
-        """The server knows nothing."""
+        """Return nothing: the server holds no state."""
         return {}
 
     def broadcast(self, server):
-        """Nothing is sent."""
+        """Send nothing."""
         return {}
 
     def client_init(self, task, params, client):
-        """The common initial weights."""
+        """Start at the common initial weights."""
         return {"model": params}
 
     def client_update(self, local, state, down):
-        """Train on; upload nothing."""
+        """Train further; upload nothing."""
         return self.adapt(local, state, down), {}
 
     def adapt(self, local, state, down):
-        """One pass of local training."""
+        """Make one pass of local training."""
         return {"model": local.sgd(local.task.loss, state["model"])}
 
     def personalize(self, local, state, down):
-        """The client's own model."""
+        """Return the client's own model."""
         return state["model"]

@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose clients keep their features near the global model's and away from their own last ones."""
+"""MOON: FedAvg with features kept near the global model's and away from the client's last ones."""
 
 from dataclasses import dataclass
 from typing import final
@@ -21,15 +21,17 @@ class MOON(Algorithm):
     | paper | here |
     |---|---|
     | w^t, the received model: z_glob | ``down["model"]`` |
-    | w_i^{t-1}, what the client trained last: z_prev | ``state["previous"]``; ``state["seen"]`` is 1 once there is |
+    | w_i^{t-1}, the last local model: z_prev | ``state["previous"]`` if ``state["seen"]`` is 1 |
     | mu, tau | ``mu``, ``tau`` |
 
-    The term is -log of a softmax over cos(z, z_glob) / tau and cos(z, z_prev) / tau, mean over rows; mu = 0 is FedAvg.
-    z are the model's features: a projection head, which in the paper lies between features and classifier, is a matter
-    of the model. In a client's first round there is no model before, and the term is 0 (the released code gives a late
-    joiner a random model instead). Only the last model is kept, the paper's buffer of one. The method makes one model
-    for all: ``[evaluation] when = "local"`` tests what a client trained, before averaging; ``finetune_epochs`` trains
-    the global model further by cross entropy alone, and that serves a client that never took part as well.
+    The term is -log of a softmax over cos(z, z_glob) / tau and cos(z, z_prev) / tau, mean over
+    rows; mu = 0 is FedAvg. z are the model's features: a projection head, which the paper puts
+    between features and classifier, belongs to the model. In a client's first round there is no
+    previous model, and the term is 0 (the released code gives a late joiner a random model
+    instead). Only the last model is kept, the paper's buffer of one. The method makes one model for
+    all: ``[evaluation] when = "local"`` tests what a client trained, before averaging;
+    ``finetune_epochs`` trains the global model further by cross entropy alone, and that serves a
+    client that never took part as well.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -58,5 +60,5 @@ class MOON(Algorithm):
         return {"previous": model, "seen": torch.ones_like(state["seen"])}, {"model": model}
 
     def personalize(self, local, state, down):
-        """The global model, fine-tuned (without the term) if asked."""
+        """Return the global model, fine-tuned without the term if asked."""
         return local.finetune(down["model"], self.finetune_epochs, self.finetune_part)

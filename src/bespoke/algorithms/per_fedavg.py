@@ -16,35 +16,44 @@ from bespoke.maths.proximal import descend
 class PerFedAvg(Algorithm):
     """FedAvg on the loss after adaptation, as in MAML: F_i(w) = f_i(w - alpha grad f_i(w)).
 
-    Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-    Approach", NeurIPS 2020, Algorithm 1.
+    Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+    Meta-Learning Approach", NeurIPS 2020, Algorithm 1.
 
     | paper | here |
     |---|---|
     | w | ``down["model"]`` |
     | alpha; beta | ``alpha``; ``[training] lr`` |
-    | tau steps, each on batches D, D', D'' | ``[training] epochs`` or ``steps``, two or three batches a step |
+    | tau steps, on D, D', D'' | ``[training] epochs`` or ``steps``, two or three batches per step |
     | FO; HF with its delta | ``variant``, ``delta`` |
 
-    The gradient of F_i is (I - alpha H) v: v is the gradient at the adapted model on D', H the Hessian at w on D''.
-    "first-order" leaves H out; "hessian-free" takes Hv from two gradients; "exact" differentiates twice. ``delta`` is
-    the distance of these two from w (``delta_scale = "absolute"``: times |v|, as in the paper: in float32 that is
-    lost in rounding where v is small). Epochs count rows read, so there are half or a third as many steps as in
-    FedAvg. Steps are plain: of the optimiser's settings only ``lr``, its schedule and ``weight_decay`` (in the outer
-    step) count. Clients are weighted by their rows (the paper: uniformly). At prediction every client, an unseen one
-    too, takes one step of rate alpha on all its train rows, or ``finetune_epochs`` epochs of such steps on minibatches.
+    The gradient of F_i is (I - alpha H) v: v is the gradient at the adapted model on D', H the
+    Hessian at w on D''. "first-order" leaves H out; "hessian-free" takes Hv from two gradients;
+    "exact" differentiates twice. ``delta`` is the distance of these two from w (``delta_scale =
+    "absolute"``: times |v|, as in the paper; in float32 that drowns in rounding where v is small).
+    Epochs count rows read, so there are a half or a third as many steps as in FedAvg. Steps are
+    plain: of the optimiser's settings only ``lr``, its schedule and ``weight_decay`` (in the outer
+    step) count. Clients are weighted by their rows (the paper: uniformly). In prediction every
+    client, including an unseen one, takes one step of rate alpha on all its train rows, or
+    ``finetune_epochs`` epochs of such steps on minibatches.
     Bytes per client and round: the model up, the model down.
     """
 
-    variant: str = knob("first-order", "the Hessian's part", choices=("first-order", "hessian-free", "exact"))
-    alpha: float = knob(0.01, "learning rate of the adaptation, in training and for prediction", low=0)
-    delta: float = knob(0.01, "half the distance of the two gradients that give a Hessian's product", above=0)
+    variant: str = knob(
+        "first-order", "treatment of the Hessian", choices=("first-order", "hessian-free", "exact")
+    )
+    alpha: float = knob(0.01, "learning rate of the adaptation, in training and prediction", low=0)
+    delta: float = knob(
+        0.01, "distance from w of the two gradients that give the Hessian product", above=0
+    )
     delta_scale: str = knob("relative", "what delta measures", choices=("relative", "absolute"))
-    finetune_epochs: int = knob(0, "epochs of adaptation before prediction; 0 = one step on all rows", low=0)
+    finetune_epochs: int = knob(
+        0, "epochs of adaptation before prediction; 0 = one step on all rows", low=0
+    )
 
     def client_update(self, local, state, down):
-        """Meta-gradient steps on fresh batches."""
-        loss, alpha, decay, product = local.task.loss, self.alpha, local.training.weight_decay, self._hessian_product
+        """Take meta-gradient steps, each on fresh batches."""
+        loss, alpha, product = local.task.loss, self.alpha, self._hessian_product
+        decay = local.training.weight_decay
 
         def step(carry, batches, rate):
             w = carry["model"]
@@ -61,15 +70,17 @@ class PerFedAvg(Algorithm):
         return state, {"model": end["model"]}
 
     def _hessian_product(self, loss, w, v, batch):
-        """H v, with H the Hessian of the loss at w."""
+        """Return H v, with H the Hessian of the loss at w."""
         if self.variant == "exact":
             return grad(lambda w: tree.dot(grad(loss)(w, batch), v))(w)
         length = tree.sq_norm(v).sqrt().clamp(min=1e-12) if self.delta_scale == "relative" else 1.0
-        ahead, behind = (grad(loss)(tree.add(w, v, s * self.delta / length), batch) for s in (1.0, -1.0))
+        ahead, behind = (
+            grad(loss)(tree.add(w, v, s * self.delta / length), batch) for s in (1.0, -1.0)
+        )
         return tree.map(lambda a, b: (a - b) * (length / (2.0 * self.delta)), ahead, behind)
 
     def personalize(self, local, state, down):
-        """The adapted model, and the one it came from."""
+        """Return the adapted model, and the one it came from."""
         w, loss, alpha = down["model"], local.task.loss, self.alpha
         if self.finetune_epochs == 0:
             return {"personal": descend(w, local.gradient(loss, w), alpha), "global": w}
@@ -80,5 +91,5 @@ class PerFedAvg(Algorithm):
         return {"personal": local.scan(step, w, epochs=self.finetune_epochs), "global": w}
 
     def predict(self, task, personal, x):
-        """Logits after and before the adaptation."""
+        """Return logits after and before the adaptation."""
         return {view: task.logits(model, x) for view, model in personal.items()}

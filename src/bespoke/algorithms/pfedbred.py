@@ -1,4 +1,4 @@
-"""pFedBreD: a personal model tied to a prior mean of its own, which differs from the global model."""
+"""pFedBreD: a personal model tied to its own prior mean, which differs from the global model."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,29 +13,33 @@ from bespoke.core.settings import knob
 @final
 @dataclass(frozen=True)
 class PFedBreD(Algorithm):
-    """Personal prior: theta near the minimum of f_i(theta) + lambda/2 |theta - s_i|^2, with s_i = Phi_i(w).
+    """Personal prior: theta near argmin f_i(theta) + lambda/2 |theta - s_i|^2, with s_i = Phi_i(w).
 
-    Shi et al., "PRIOR: Personalized Prior for Reactivating the Information Overlooked in Federated Learning",
-    NeurIPS 2023, Algorithm 1 with the squared norm (a spherical Gaussian prior).
+    Shi et al., "PRIOR: Personalized Prior for Reactivating the Information Overlooked in Federated
+    Learning", NeurIPS 2023, Algorithm 1 with the squared norm (a spherical Gaussian prior).
 
     | paper | here |
     |---|---|
     | w, the local copy of the global model | ``down["model"]``, then w inside ``_round`` |
     | theta_i; w_i at the end of its last round | ``state["personal"]``; ``state["last"]`` |
-    | Phi: lg; meg; mh | ``prior``: s = w - eta grad f(w); s = w - eta (w_last - theta); meg after a meta step on w |
+    | Phi: lg | ``prior``: s = w - eta grad f(w) |
+    | Phi: meg; mh | s = w - eta (w_last - theta); the same after a meta step on w |
     | eta; lambda; K | ``eta``; ``lam``; ``prox_steps`` of rate ``prox_lr`` |
     | R, local iterations | one for each minibatch of ``[training]``, for each two with "mh" |
 
-    The meta step of "mh" is of first order: the gradient on the second batch, at w - meta_lr grad f(w) on the first,
-    moves w itself. As in the public code w moves along lr lambda (s - theta), the derivative of Phi taken as the
-    identity, and theta starts at w ("lg": at s). The server's mean is weighted by rows, its beta is 1. All steps are
-    plain SGD: of ``[training]``'s optimiser only the lr is used, which moves w. A client that never took part starts
-    both models at the current global one, makes one local round and uploads nothing.
+    The meta step of "mh" is first-order: the gradient on the second batch, at w - meta_lr grad f(w)
+    on the first, moves w itself. As in the public code, w moves by lr lambda (s - theta), with the
+    identity for the derivative of Phi, and theta starts at w ("lg": at s). The server's mean is
+    weighted by rows, its beta is 1. All steps are plain SGD: of ``[training]``'s optimiser only the
+    lr is used, for w. A client that never took part starts both models at the current global one,
+    makes one local round and uploads nothing.
     Bytes per client and round: the model up, the model down.
     """
 
-    prior: str = knob("mh", "how the prior's mean follows from the global model", choices=("mh", "meg", "lg"))
-    eta: float = knob(0.05, "how far the prior's mean is from the global model", low=0)
+    prior: str = knob(
+        "mh", "how the prior's mean follows from the global model", choices=("mh", "meg", "lg")
+    )
+    eta: float = knob(0.05, "how far the prior's mean moves from the global model", low=0)
     lam: float = knob(15.0, "strength of the tie to the prior's mean", low=0)
     prox_steps: int = knob(5, "steps towards the personal model in each local iteration", low=1)
     prox_lr: float = knob(0.01, "learning rate of these steps", above=0)
@@ -43,11 +47,11 @@ class PFedBreD(Algorithm):
     private = ("personal", "last")
 
     def client_init(self, task, params, client):
-        """Both models start at the common initial weights."""
+        """Start both models at the common initial weights."""
         return {"personal": params, "last": params}
 
     def client_update(self, local, state, down):
-        """A local round; send w, keep theta and a copy of w."""
+        """Run a local round; send w, keep theta and a copy of w."""
         state = self._round(local, state, down["model"])
         return state, {"model": state["last"]}
 
@@ -70,14 +74,16 @@ class PFedBreD(Algorithm):
             return {"w": tree.add(w, tree.sub(mean, theta), -lr * lam), "theta": theta}
 
         start = {"w": w, "theta": state["personal"]}
-        end = local.scan(iterate, start, state["last"], local.lr, per_step=2 if prior == "mh" else 1)
+        end = local.scan(
+            iterate, start, state["last"], local.lr, per_step=2 if prior == "mh" else 1
+        )
         return {"personal": end["theta"], "last": end["w"]}
 
     def adapt(self, local, state, down):
-        """A local round, the first one with both models at the current global one."""
+        """Run a local round; the first starts both models at the current global one."""
         fresh = {"personal": down["model"], "last": down["model"]}
         return self._round(local, tree.where(local.round == 1, fresh, state), down["model"])
 
     def personalize(self, local, state, down):
-        """The personal model."""
+        """Return the personal model."""
         return state["personal"]

@@ -1,4 +1,4 @@
-"""pFedFDA: a shared representation under a generative head that each client interpolates for itself."""
+"""pFedFDA: a shared representation under a generative head that each client interpolates."""
 
 from dataclasses import dataclass
 from typing import final
@@ -16,33 +16,42 @@ from bespoke.maths.interpolation import Fold, cross_validated_beta
 @final
 @dataclass(frozen=True)
 class PFedFDA(Algorithm):
-    """Features are Gaussian per class with one covariance; clients mix their own estimate with the global one.
+    """Class-wise Gaussian features with one covariance; clients mix own and global estimates.
 
-    McLaughlin and Su, "Personalized Federated Learning via Feature Distribution Adaptation", Algorithm 1.
+    McLaughlin and Su, "Personalized Federated Learning via Feature Distribution Adaptation",
+    Algorithm 1.
 
     | paper | here |
     |---|---|
     | phi; mu_g, Sigma_g | ``down["body"]``; ``down["mean"]``, ``down["cov"]`` (a packed triangle) |
     | pi_i, local class prior | computed where needed, smoothed by ``smooth`` |
-    | beta_i; k | ``betas``: "one" (the paper's), "two" (means, covariance), "none" (1: own statistics); ``folds`` |
-    | epsilon in Sigma + epsilon I | ``ridge``: 1.0 is what the public code does, 1e-4 what the text says; ``repair`` |
+    | beta_i | ``betas``: "one" (the paper's), "two" (means, covariance), "none" (1: own only) |
+    | k | ``folds`` |
+    | epsilon in Sigma + epsilon I | ``ridge``: 1.0 (public code) or 1e-4 (text); see ``repair`` |
 
-    The head is fixed while the representation trains. Statistics come from one pass over the train rows with the
-    trained body (the public code gathers features of all epochs, which puts an image into both folds). Means start
-    uniform on [0, 1) as in the public code, Sigma at I. beta is found by a deterministic search of the exact objective,
-    not by L-BFGS. Prediction uses the aggregated body and statistics interpolated anew, so that trained, unseen and
-    new clients are treated alike and none takes a gradient step; a class with at most ``few_rows`` rows then keeps its
+    The head is fixed while the representation trains. Statistics come from one pass over the train
+    rows with the trained body (the public code gathers features of all epochs, which puts each
+    image into both folds). Means start uniform on [0, 1) as in the public code, Sigma at I. beta is
+    found by a deterministic search of the exact objective, not by L-BFGS. Prediction uses the
+    aggregated body and statistics interpolated anew, so trained, unseen and new clients are treated
+    alike and none takes a gradient step; a class with at most ``few_rows`` rows then keeps its
     global mean.
     Bytes per client and round: body, C d means and d(d+1)/2 of the covariance, up and down.
     """
 
-    betas: str = knob("one", "interpolation coefficients a client searches for", choices=("one", "two", "none"))
+    betas: str = knob(
+        "one", "number of coefficients that a client searches for", choices=("one", "two", "none")
+    )
     folds: int = knob(2, "folds of the search", low=2)
     ridge: float = knob(1.0, "added to the diagonal of every estimated covariance", above=0)
-    repair: bool = knob(False, "clip the correlations' eigenvalues of an own covariance; idle with a ridge")
+    repair: bool = knob(
+        False, "clip eigenvalues of the client's correlations; no effect with a ridge"
+    )
     smooth: float = knob(1e-4, "added to every class prior", above=0)
     shrink: float = knob(1e-4, "share of a spherical covariance in the head", above=0, high=1)
-    few_rows: int = knob(2, "at prediction, a class with at most so many rows keeps its global mean", low=0)
+    few_rows: int = knob(
+        2, "in prediction, classes with at most this many rows keep the global mean", low=0
+    )
     needs_classes = True
 
     def server_init(self, task, params, num_clients, key):
@@ -65,7 +74,7 @@ class PFedFDA(Algorithm):
         return state, {"body": body, "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
 
     def personalize(self, local, state, down):
-        """The head of statistics interpolated on the aggregated body."""
+        """Return the aggregated body and the head of its interpolated statistics."""
         shared = gaussian.received(local.task, down)
         stats = self._personal_statistics(local, down["body"], shared, self.few_rows)
         head = gaussian.lda_head(stats, gaussian.log_prior(local, self.smooth), self.shrink)
@@ -75,7 +84,7 @@ class PFedFDA(Algorithm):
         return Head(personal["weight"], personal["bias"])(task.features(personal["body"], x))
 
     def _personal_statistics(self, local, body, shared, few_rows):
-        """Own statistics of the train rows, mixed with the shared ones."""
+        """Estimate statistics of the client's train rows and mix them with the shared ones."""
         z, y, mask = local.features(body)
         member = gaussian.one_hot(y, mask, local.task.num_classes)
         own = gaussian.estimate(z, member, shared.mean, self.ridge)
@@ -84,14 +93,26 @@ class PFedFDA(Algorithm):
         if self.betas == "none":
             beta = own.mean.new_ones(2)
         else:
-            repeated = mask * (member @ (member.sum(dim=0) > 1).to(z.dtype))  # a single row tells nothing across folds
+            # A class with a single row tells nothing across folds.
+            repeated = mask * (member @ (member.sum(dim=0) > 1).to(z.dtype))
             parts = local.folds(self.folds).to(z.dtype) * repeated
             folds = [
-                Fold(gaussian.estimate(z, member * (repeated - part)[:, None], shared.mean, self.ridge), part)
+                Fold(
+                    gaussian.estimate(
+                        z, member * (repeated - part)[:, None], shared.mean, self.ridge
+                    ),
+                    part,
+                )
                 for part in parts
             ]
             beta = cross_validated_beta(
-                folds, shared, z, y, gaussian.log_prior(local, self.smooth), two=self.betas == "two", amount=self.shrink
+                folds,
+                shared,
+                z,
+                y,
+                gaussian.log_prior(local, self.smooth),
+                two=self.betas == "two",
+                amount=self.shrink,
             )
         local.log(beta_mean=beta[0], beta_cov=beta[1])
         if few_rows:

@@ -16,7 +16,8 @@ from bespoke.maths.proximal import descend, near
 class PFedMe(Algorithm):
     """FedAvg on Moreau envelopes: F_i(w) = min over theta of f_i(theta) + lambda/2 |theta - w|^2.
 
-    T. Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1.
+    T. Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
+    Algorithm 1.
 
     | paper | here |
     |---|---|
@@ -24,14 +25,15 @@ class PFedMe(Algorithm):
     | theta_i, the personal model | ``state["personal"]`` |
     | lambda, beta | ``lam``, ``beta`` |
     | K inner steps, at the rate eta_p | ``inner_steps``, ``inner_lr`` |
-    | R local rounds, at the rate eta | the minibatches of ``[training] epochs`` or ``steps``; ``[training] lr`` |
+    | R local rounds, at the rate eta | minibatches of ``[training] epochs`` or ``steps``; ``lr`` |
 
-    For each minibatch theta takes K steps on it towards the envelope's minimum, then w_i moves to theta by the
-    share eta lambda, which should stay below 1. Both steps are plain gradient steps: of the optimiser's settings
-    only ``lr``, its schedule (for both rates) and ``weight_decay`` (on theta alone) count. theta starts a round at w
-    and a minibatch where the last one left it (``inner_start = "w"``: at w_i; the paper does not say). Only clients
-    that were drawn compute, not all; they are weighted by their rows (the paper: uniformly). A client that never
-    took part works through one round from w and sends nothing.
+    For each minibatch theta takes K steps on it towards the envelope's minimum, then w_i moves to
+    theta by the share eta lambda, which should stay below 1. Both steps are plain gradient steps:
+    of the optimiser's settings only ``lr``, its schedule (for both rates) and ``weight_decay`` (on
+    theta alone) count. theta starts a round at w, and each minibatch where the last one left it
+    (``inner_start = "w"``: at w_i; the paper does not say). Only drawn clients compute, not all;
+    they are weighted by their rows (the paper: uniformly). A client that never took part works
+    through one round from w and sends nothing.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -39,17 +41,19 @@ class PFedMe(Algorithm):
     inner_steps: int = knob(5, "steps of the personal model on each minibatch", low=1)
     inner_lr: float = knob(0.05, "learning rate of these steps", above=0)
     beta: float = knob(
-        1.0, "share of the way that the global model goes to the clients' mean; beyond 1 it goes on", above=0
+        1.0,
+        "share of the way the global model moves to the clients' mean; above 1 it overshoots",
+        above=0,
     )
     inner_start: str = knob("theta", "where the steps on a minibatch start", choices=("theta", "w"))
     private = ("personal",)
 
     def client_init(self, task, params, client):
-        """The personal model starts at the common initial weights."""
+        """Start the personal model at the common initial weights."""
         return {"personal": params}
 
     def client_update(self, local, state, down):
-        """For each minibatch: theta towards its proximal point, then w_i towards theta."""
+        """Move, per minibatch, theta towards its proximal point, then w_i towards theta."""
         lam, inner_steps, afresh = self.lam, self.inner_steps, self.inner_start == "w"
         loss, decay = near(local.task.loss, lam), local.training.weight_decay
 
@@ -71,12 +75,16 @@ class PFedMe(Algorithm):
     def aggregate(self, task, server, uploads, key):
         """Move from w to the clients' mean, by the share beta."""
         mean = tree.mean(uploads.tree["model"], uploads.weights)
-        return {"model": tree.map(lambda w, m: (1.0 - self.beta) * w + self.beta * m, server["model"], mean)}
+        return {
+            "model": tree.map(
+                lambda w, m: (1.0 - self.beta) * w + self.beta * m, server["model"], mean
+            )
+        }
 
     def adapt(self, local, state, down):
-        """A round of which only theta stays."""
+        """Make a round and keep only theta."""
         return self.client_update(local, state, down)[0]
 
     def personalize(self, local, state, down):
-        """The personal model."""
+        """Return the personal model."""
         return state["personal"]

@@ -1,4 +1,4 @@
-"""Self-FL: a client's own uncertainty decides where it starts, how long it trains, and what it weighs."""
+"""Self-FL: a client's uncertainty decides where it starts, how long it trains and its weight."""
 
 from dataclasses import dataclass
 from typing import final
@@ -20,31 +20,42 @@ class SelfFL(Algorithm):
 
     | paper | here |
     |---|---|
-    | theta, theta_m; l_m, l_max | ``down["model"]``, ``state["theta"]``; ``steps_rule``, ``max_steps`` |
+    | theta, theta_m | ``down["model"]``, ``state["theta"]`` |
+    | l_m, l_max | ``steps_rule``, ``max_steps`` |
     | sigma_m^2: trace of the scatter of theta_m^1, theta_m^2, ... | from ``state["history"]`` |
     | sigma_0^2: the same over a round's clients | ``down["sigma0"]`` |
     | W: the sum of all w_m = 1 / (sigma_0^2 + sigma_m^2) | ``down["total"]`` |
 
-    A client uses the sigma_m^2 it last reported, so that its start is exactly the mean of the others. W runs over all
-    registered clients, those not heard of counting as the average. ``steps_rule``: "mean" is equation (8) for a mean
-    loss (curvature 1 / (n sigma_m^2)), "sum" as printed. ``variance``: the scatter (as printed) or over n - 1. A client
-    with fewer than two results starts at the global model, takes ``default_steps`` and weighs like the median one; so
-    do all in warm rounds, by rows; an unseen one adapts so. The global model moves by the share of clients present.
+    A client uses the sigma_m^2 it last reported, so its start is exactly the mean of the others. W
+    sums over all registered clients; those not heard from count as the average. ``steps_rule``:
+    "mean" is equation (8) for a mean loss (curvature 1 / (n sigma_m^2)), "sum" is as printed.
+    ``variance``: the scatter (as printed), or divided by n - 1. A client with fewer than two
+    results starts at the global model, takes ``default_steps`` and weighs as much as the median
+    one; in warm rounds all start so, weighted by rows; an unseen client adapts this way. The global
+    model moves by the share of clients present.
     Bytes per client and round: the model and two numbers, up and down.
     """
 
-    max_steps: int = knob(40, "most local steps", low=1)
-    default_steps: int = knob(20, "local steps where the rule does not hold", low=1)
-    steps_rule: str = knob("mean", "how steps follow from uncertainty", choices=("mean", "sum", "fixed"))
-    own_start: bool = knob(True, "start from the mean of the others instead of the global model")
+    max_steps: int = knob(40, "maximum number of local steps", low=1)
+    default_steps: int = knob(20, "local steps where the rule does not apply", low=1)
+    steps_rule: str = knob(
+        "mean", "how the number of steps follows from uncertainty", choices=("mean", "sum", "fixed")
+    )
+    own_start: bool = knob(True, "start from the others' mean instead of the global model")
     own_weight: bool = knob(True, "weigh clients by their uncertainty instead of their rows")
     variance: str = knob("scatter", "how a scatter becomes a variance", choices=("scatter", "n-1"))
-    warm_rounds: int = knob(0, "rounds before that take equal steps and weigh by rows", low=0)
+    warm_rounds: int = knob(0, "initial rounds with equal steps and weights by rows", low=0)
     private = ("history",)
 
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 2, dtype=torch.float64, device=task.device)
-        return {"model": params, "sigma": zeros[2:], "known": zeros[2:], "sigma0": zeros[0], "round": zeros[1]}
+        return {
+            "model": params,
+            "sigma": zeros[2:],
+            "known": zeros[2:],
+            "sigma0": zeros[0],
+            "round": zeros[1],
+        }
 
     def broadcast(self, server):
         known = server["known"]
@@ -56,20 +67,29 @@ class SelfFL(Algorithm):
         return {"theta": params, "history": uncertainty.no_history(params)}
 
     def client_update(self, local, state, down):
-        able, sigma = (state["history"]["count"] >= 2) & (local.round > self.warm_rounds), self._variance(state)
+        able = (state["history"]["count"] >= 2) & (local.round > self.warm_rounds)
+        sigma = self._variance(state)
         weight = 1.0 / (down["sigma0"] + sigma)
         others, start = (down["total"] - weight).clamp(min=0.0), down["model"]
         steps = torch.full_like(local.n, self.default_steps)
         if self.own_start:
-            start = tree.where(able, uncertainty.others_mean(start, state["theta"], weight, others), start)
+            start = tree.where(
+                able, uncertainty.others_mean(start, state["theta"], weight, others), start
+            )
         if self.steps_rule != "fixed":
             curvature = 1.0 / (sigma * (local.n if self.steps_rule == "mean" else 1.0))
             wanted = uncertainty.balanced_steps(sigma, others, local.lr.double(), curvature)
             steps = torch.where(able, wanted.clamp(1.0, self.max_steps).round().long(), steps)
-        theta = local.sgd(local.task.loss, start, steps=max(self.max_steps, self.default_steps), limit=steps)
+        theta = local.sgd(
+            local.task.loss, start, steps=max(self.max_steps, self.default_steps), limit=steps
+        )
         old, noted = state["history"], uncertainty.note(state["history"], theta)
         state = {"theta": theta, "history": tree.where(local.round > self.warm_rounds, noted, old)}
-        up = {"theta": theta, "sigma": self._variance(state), "known": (state["history"]["count"] >= 2).double()}
+        up = {
+            "theta": theta,
+            "sigma": self._variance(state),
+            "known": (state["history"]["count"] >= 2).double(),
+        }
         local.log(steps=steps, sigma=up["sigma"])
         return state, up
 
@@ -81,8 +101,14 @@ class SelfFL(Algorithm):
         up, active, rounds = uploads.tree, len(uploads.clients), server["round"] + 1.0
         centre = tree.mean(up["theta"], torch.ones_like(uploads.weights))
         scatter = tree.sq_norm(tree.map(lambda x, c: x.double() - c, up["theta"], centre))
-        sigma0 = server["sigma0"] if active < 2 else scatter / (active - 1.0 if self.variance == "n-1" else 1.0)
-        sigma, known = (server[name].index_copy(0, uploads.clients, up[name]) for name in ("sigma", "known"))
+        sigma0 = (
+            server["sigma0"]
+            if active < 2
+            else scatter / (active - 1.0 if self.variance == "n-1" else 1.0)
+        )
+        sigma, known = (
+            server[name].index_copy(0, uploads.clients, up[name]) for name in ("sigma", "known")
+        )
         typical = sigma[known > 0].median() if known.any() else torch.ones_like(sigma0)
         weights = 1.0 / (sigma0 + torch.where(up["known"] > 0, up["sigma"], typical))
         by_rows, share = not self.own_weight or rounds <= self.warm_rounds, active / len(sigma)
@@ -91,7 +117,9 @@ class SelfFL(Algorithm):
         return {"model": model, "sigma": sigma, "known": known, "sigma0": sigma0, "round": rounds}
 
     def adapt(self, local, state, down):
-        start = tree.where(local.round == 1, down["model"], state["theta"])  # further passes go on
+        start = tree.where(
+            local.round == 1, down["model"], state["theta"]
+        )  # further passes continue
         return state | {"theta": local.sgd(local.task.loss, start, steps=self.default_steps)}
 
     def personalize(self, local, state, down):

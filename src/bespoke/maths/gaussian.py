@@ -28,56 +28,56 @@ class Head(NamedTuple):
     bias: Tensor
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Features (n, d) -> logits (n, C)."""
+        """Map features (n, d) to logits (n, C)."""
         return z @ self.weight.T + self.bias
 
 
 def one_hot(y: Tensor, mask: Tensor, classes: int) -> Tensor:
-    """Membership (n, C): the mask's value in the row's class, 0 elsewhere."""
+    """Return memberships (n, C): the mask's value in the row's class, 0 elsewhere."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(mask.dtype) * mask[:, None]
 
 
 def prior(y: Tensor, mask: Tensor, classes: int, smooth: float) -> Tensor:
-    """Class shares (C,), each raised by ``smooth`` and normalised again, so that no logarithm is infinite."""
+    """Return class shares (C,), each raised by ``smooth`` and normalised again, so that no logarithm is infinite."""
     counts = one_hot(y, mask, classes).sum(dim=0)
     share = counts / counts.sum().clamp(min=1.0) + smooth
     return share / share.sum()
 
 
 def own_prior(local: Local, smooth: float) -> Tensor:
-    """A client's own class shares (C,), smoothed."""
+    """Return a client's own class shares (C,), smoothed."""
     return prior(*local.labels(), local.task.num_classes, smooth)
 
 
 def log_prior(local: Local, smooth: float) -> Tensor:
-    """Logarithm of a client's own class shares (C,), smoothed."""
+    """Return the logarithm of a client's own class shares (C,), smoothed."""
     return own_prior(local, smooth).log()
 
 
 def identity(task: Task) -> Tensor:
-    """The packed identity covariance of a task's features."""
+    """Return the packed identity covariance of a task's features."""
     return pack(torch.eye(task.feature_dim, dtype=task.dtype, device=task.device))
 
 
 def received(task: Task, down: Tree) -> Gaussians:
-    """The shared statistics of a message with ``mean`` (C, d) and a packed ``cov``."""
+    """Unpack the shared statistics from a message with ``mean`` (C, d) and a packed ``cov``."""
     return Gaussians(down["mean"], unpack(down["cov"], task.feature_dim))
 
 
 def estimate(z: Tensor, member: Tensor, fallback: Tensor, ridge: float) -> Gaussians:
-    """Class means, and the tied covariance around them plus ridge * I; an absent class takes its ``fallback``."""
+    """Estimate class means, and the tied covariance plus ridge * I; an absent class takes its ``fallback``."""
     mean = class_means(z, member, fallback)
     return Gaussians(mean, tied_covariance(z, member, mean, ridge))
 
 
 def class_means(z: Tensor, member: Tensor, fallback: Tensor) -> Tensor:
-    """Mean of each class (C, d) for memberships (n, C); a class without rows takes its ``fallback`` (C, d)."""
+    """Return each class's mean (C, d) for memberships (n, C); a class without rows takes its ``fallback`` (C, d)."""
     counts = member.sum(dim=0)[:, None]
     return torch.where(counts > 0, member.T @ z / counts.clamp(min=1.0), fallback)
 
 
 def tied_covariance(z: Tensor, member: Tensor, centre: Tensor, ridge: float) -> Tensor:
-    """Scatter of the rows around their class's ``centre`` (C, d), over n - 1 (at least 1), plus ridge * I: (d, d)."""
+    """Return the scatter (d, d) around the classes' ``centre`` (C, d), over n - 1 (at least 1), plus ridge * I."""
     weight = member.sum(dim=1)
     rest = (z - member @ centre) * weight[:, None]  # a padded row has weight 0
     scatter = rest.T @ rest / (weight.sum() - 1.0).clamp(min=1.0)
@@ -85,37 +85,37 @@ def tied_covariance(z: Tensor, member: Tensor, centre: Tensor, ridge: float) -> 
 
 
 def interpolate(local: Gaussians, shared: Gaussians, beta_mean: Tensor, beta_cov: Tensor) -> Gaussians:
-    """beta * local + (1 - beta) * shared, with a beta each for means and covariance."""
+    """Return beta * local + (1 - beta) * shared, with one beta for the means and one for the covariance."""
     return Gaussians(
         beta_mean * local.mean + (1.0 - beta_mean) * shared.mean, beta_cov * local.cov + (1.0 - beta_cov) * shared.cov
     )
 
 
 def shrink(cov: Tensor, amount: float) -> Tensor:
-    """(1 - amount) * cov + amount * (trace / d) * I, which is linear in cov: (..., d, d)."""
+    """Return (1 - amount) * cov + amount * (trace / d) * I, which is linear in cov: (..., d, d)."""
     d = cov.shape[-1]
     level = torch.diagonal(cov, dim1=-2, dim2=-1).sum(dim=-1)[..., None, None] / d
     return (1.0 - amount) * cov + amount * level * torch.eye(d, dtype=cov.dtype, device=cov.device)
 
 
 def factorise(cov: Tensor) -> Tensor:
-    """The lower Cholesky factor of positive definite cov (..., d, d)."""
+    """Return the lower Cholesky factor of positive definite cov (..., d, d)."""
     return torch.linalg.cholesky_ex(cov)[0]
 
 
 def solve_factored(factor: Tensor, right: Tensor) -> Tensor:
-    """cov^-1 right for the Cholesky factor (..., d, d) of cov and right (..., d, k)."""
+    """Return cov^-1 right for the Cholesky factor (..., d, d) of cov and right (..., d, k)."""
     half = torch.linalg.solve_triangular(factor, right, upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True)
 
 
 def solve(cov: Tensor, right: Tensor) -> Tensor:
-    """cov^-1 right for positive definite cov (..., d, d) and right (..., d, k), by Cholesky."""
+    """Return cov^-1 right for positive definite cov (..., d, d) and right (..., d, k), by Cholesky."""
     return solve_factored(factorise(cov), right)
 
 
 def lda_head(stats: Gaussians, log_prior: Tensor, amount: float = 1e-4) -> Head:
-    """The linear classifier of Gaussians: w_c = cov^-1 mu_c, b_c = -mu_c' w_c / 2 + log prior_c; float64 inside."""
+    """Return the Gaussians' linear head, w_c = cov^-1 mu_c, b_c = -mu_c' w_c / 2 + log prior_c; float64 inside."""
     mean, cov = stats.mean.double(), shrink(stats.cov.double(), amount)
     weight = solve(cov, mean.T).T
     bias = -0.5 * (mean * weight).sum(dim=1) + log_prior.double()
@@ -123,9 +123,9 @@ def lda_head(stats: Gaussians, log_prior: Tensor, amount: float = 1e-4) -> Head:
 
 
 def repair(cov: Tensor, floor: float = 1e-15) -> Tensor:
-    """The nearest positive definite matrices with the same variances, by clipping the correlations' eigenvalues.
+    """Return the nearest positive definite matrices with the same variances, clipping the correlations' eigenvalues.
 
-    cov (..., d, d). One pass, as statistics packages do it; uses an eigendecomposition, so call it through
+    cov (..., d, d). One pass, as in statistics packages; it uses an eigendecomposition, so call it through
     ``local.host``. A feature without variance keeps none and stays uncorrelated.
     """
     std = torch.diagonal(cov, dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
@@ -140,25 +140,25 @@ def repair(cov: Tensor, floor: float = 1e-15) -> Tensor:
 
 
 def pack(cov: Tensor) -> Tensor:
-    """The lower triangle of a symmetric (d, d) matrix as d(d+1)/2 numbers: what crosses the wire."""
+    """Return the lower triangle of a symmetric (d, d) matrix as d(d+1)/2 numbers, the form that is sent."""
     rows, columns = torch.tril_indices(cov.shape[-1], cov.shape[-1], device=cov.device)
     return cov[..., rows, columns]
 
 
 def unpack(packed: Tensor, d: int) -> Tensor:
-    """The inverse of :func:`pack`: (..., d(d+1)/2) -> (..., d, d)."""
+    """Invert :func:`pack`: (..., d(d+1)/2) -> (..., d, d)."""
     index = torch.arange(d, device=packed.device)
     high, low = torch.maximum(index[:, None], index), torch.minimum(index[:, None], index)
     return packed[..., high * (high + 1) // 2 + low]
 
 
 def class_precisions(z: Tensor, member: Tensor, alpha: float, cut: float) -> Tensor:
-    """pinv(covariance) + alpha * I of each class: (C, d, d); 0 for a class without rows.
+    """Return pinv(covariance) + alpha * I of each class: (C, d, d); 0 for a class without rows.
 
-    z (n, d), member (n, C). The pseudo-inverse of a class's (biased) covariance is Y'Y over its rows, with
-    Y = (G + eps I)^-1 D / sqrt(Z): D are the rows less their class's mean, G = D D' / Z within classes, Z the class's
-    rows. eps = cut * (mean within-class variance of a feature) lets a variance w weigh w / (w + eps)^2, which is 1 / w
-    above it and falls to 0 below, so that no direction without variance gets an infinite precision. It is at least the
+    z (n, d), member (n, C). The pseudo-inverse of a class's (biased) covariance is Y'Y over its rows, with Y = (G + eps
+    I)^-1 D / sqrt(Z): D are the rows minus their class's mean, G = D D' / Z within classes, Z the class's rows. eps =
+    cut * (mean within-class variance of a feature) gives a variance w the weight w / (w + eps)^2, which is 1 / w above
+    it and falls to 0 below, so that no direction without variance gets an infinite precision. It is at least the
     rounding of the features, so that equal rows are equal, and the means are taken in float64 for the same reason.
     """
     dtype, rounding = z.dtype, max(1e-12, torch.finfo(z.dtype).eps)
@@ -178,7 +178,7 @@ def class_precisions(z: Tensor, member: Tensor, alpha: float, cut: float) -> Ten
 
 
 def precision_mean(mean: Tensor, precision: Tensor, count: Tensor, fallback: Tensor) -> Tensor:
-    """Clients' class means (K, C, d) weighted by their precisions (K, C, d, d): (C, d), float64.
+    """Average clients' class means (K, C, d), weighted by their precisions (K, C, d, d): (C, d), float64.
 
     A class for which ``count`` (K, C) is 0 everywhere takes its ``fallback`` (C, d).
     """
@@ -189,9 +189,9 @@ def precision_mean(mean: Tensor, precision: Tensor, count: Tensor, fallback: Ten
 
 
 def message_floats(counts: Tensor, d: int) -> Tensor:
-    """Numbers that carry means and precisions of the classes present in ``counts`` (C,), 0-d.
+    """Count the numbers that carry means and precisions of the classes present in ``counts`` (C,), 0-d.
 
-    A precision less its ridge has rank at most rows - 1: as a factor it takes (rows - 1)(d + 1) numbers, as a triangle
+    A precision minus its ridge has rank at most rows - 1: as a factor it takes (rows - 1)(d + 1) numbers, as a triangle
     d(d + 1) / 2, and the smaller form is sent.
     """
     factor = (counts - 1.0).clamp(min=0.0) * (d + 1)

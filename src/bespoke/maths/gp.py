@@ -1,8 +1,8 @@
 """A tree of binary Gaussian-process classifiers on one client's features, at fixed shapes.
 
 T = C - 1 nodes, n rows, padded ones included. A tree is a matrix (T, C): +1 for the classes on a node's left, -1 on its
-right, 0 for classes that are not below it; a node that is not needed is all 0. ``side`` (T, n) says the same of rows. A
-row outside a node has no weight there, so that all nodes share one kernel matrix. Everything runs in float64.
+right, 0 for classes that are not below it; an unused node is all 0. ``side`` (T, n) says the same of rows. A row
+outside a node has no weight there, so that all nodes share one kernel matrix. Everything runs in float64.
 """
 
 import math
@@ -49,7 +49,7 @@ def class_tree(mean: Tensor, present: Tensor, iterations: int = 10) -> Tensor:
 
 
 def _two_means(mean: Tensor, distance: Tensor, member: Tensor, iterations: int) -> Tensor:
-    """The members (C,) that go left, bool."""
+    """Return the members (C,) that go left, bool."""
     classes = len(mean)
     ids = torch.arange(classes, device=mean.device)
     pair = member[:, None] & member & (ids[:, None] < ids)
@@ -75,7 +75,7 @@ def _centre(mean: Tensor, part: Tensor) -> Tensor:
 
 
 def tree_of(rows: Features, classes: int) -> tuple[Tensor, Tensor]:
-    """The tree (T, C) of a client's features, and its present classes (C,) as 0 and 1."""
+    """Return the tree (T, C) of a client's features, and its present classes (C,) as 0 and 1."""
     member = one_hot(rows.y, rows.mask.double(), classes)
     z = rows.z.double()
     mean = class_means(z, member, z.new_zeros(classes, z.shape[1]))
@@ -84,12 +84,12 @@ def tree_of(rows: Features, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def sides(tree: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Where the rows with labels y (n,) go at each node: (T, n) in {-1, 0, +1}; 0 for padding."""
+    """Return where rows with labels y (n,) go at each node: (T, n) in {-1, 0, +1}; 0 for padding."""
     return tree[:, y] * mask.to(tree.dtype)
 
 
 def halve(side: Tensor, key: Tensor) -> Tensor:
-    """At each node half of either side's rows (rounded down), at random: bool (T, n)."""
+    """Draw at each node half of each side's rows, rounded down: bool (T, n)."""
     nodes = torch.arange(len(side), device=side.device)
     value = rng.bits(rng.fold_in(key, nodes)[:, None, :], torch.arange(side.shape[1], device=side.device))
     chosen = torch.zeros_like(side, dtype=torch.bool)
@@ -101,7 +101,7 @@ def halve(side: Tensor, key: Tensor) -> Tensor:
 
 
 def subset(y: Tensor, n: Tensor, most: int, key: Tensor) -> tuple[Tensor, Tensor]:
-    """At most so many of the n real rows, as many of each class as its share, at random: places and mask (R,)."""
+    """Draw at most ``most`` of the n real rows, classes in proportion: places and mask (R,)."""
     width = len(y)
     place = torch.arange(min(width, most), device=y.device)
     if width <= most:
@@ -116,23 +116,23 @@ def subset(y: Tensor, n: Tensor, most: int, key: Tensor) -> tuple[Tensor, Tensor
 
 
 def normalised(z: Tensor) -> Tensor:
-    """Features (n, d) of length one, float64; a row of zeros stays one."""
+    """Scale features (n, d) to length one, float64; a row of zeros stays zero."""
     z = z.double()
     return z * torch.rsqrt(z.square().sum(dim=1, keepdim=True) + TINY)
 
 
 def kernel(a: Tensor, b: Tensor, variance: float) -> Tensor:
-    """variance * exp(-|a_i - b_j|^2 / 2): (n, m)."""
+    """Return variance * exp(-|a_i - b_j|^2 / 2): (n, m)."""
     return variance * torch.exp(a @ b.T - 0.5 * a.square().sum(dim=1)[:, None] - 0.5 * b.square().sum(dim=1))
 
 
 def train_kernel(z: Tensor, variance: float) -> Tensor:
-    """The kernel matrix of train rows (n, n), with the jitter."""
+    """Return the kernel matrix of train rows (n, n), with the jitter."""
     return kernel(z, z, variance) + JITTER * torch.eye(len(z), dtype=z.dtype, device=z.device)
 
 
 def mean_field(k: Tensor, side: Tensor, steps: int = 10) -> Tensor:
-    """Polya-Gamma variables omega (T, n) at their means under the mean-field posterior; 0 for rows outside a node."""
+    """Return the mean-field posterior's means of Polya-Gamma omega (T, n); 0 for rows outside a node."""
     inside, spread = side.abs(), torch.diagonal(k)
     omega = polya_gamma.mean(spread.sqrt()) * inside
     for _ in range(steps - 1):
@@ -144,7 +144,7 @@ def mean_field(k: Tensor, side: Tensor, steps: int = 10) -> Tensor:
 
 
 def gibbs(k: Tensor, side: Tensor, key: Tensor, steps: int = 5) -> Tensor:
-    """Polya-Gamma variables omega (T, n) of one Gibbs chain after so many steps; 0 for rows outside a node."""
+    """Draw Polya-Gamma omega (T, n) by one Gibbs chain of ``steps`` steps; 0 for rows outside a node."""
     inside, nodes = side.abs(), torch.arange(len(side), device=side.device)
     root, _ = torch.linalg.cholesky_ex(k)
 
@@ -157,7 +157,7 @@ def gibbs(k: Tensor, side: Tensor, key: Tensor, steps: int = 5) -> Tensor:
 
     omega = drawn(normal(0) @ root.T, 1)
     for step in range(1, steps + 1):
-        # Matheron's rule: a draw from the prior, moved by what is observed less its own noisy observation.
+        # Matheron's rule: a draw from the prior, moved by the observation minus its own noisy observation.
         prior, noise = normal(3 * step) @ root.T, normal(3 * step + 1)
         weight, factor = _factor(k, omega)
         rest = 0.5 * side / weight.clamp(min=TINY) - weight * prior - noise
@@ -166,7 +166,7 @@ def gibbs(k: Tensor, side: Tensor, key: Tensor, steps: int = 5) -> Tensor:
 
 
 def _factor(k: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
-    """W = sqrt(omega) (T, n) and the Cholesky factors (T, n, n) of I + W K W, whose eigenvalues are at least 1."""
+    """Return W = sqrt(omega) (T, n) and the Cholesky factors (T, n, n) of I + W K W (eigenvalues at least 1)."""
     weight = omega.sqrt()
     identity = torch.eye(len(k), dtype=k.dtype, device=k.device)
     factor, _ = torch.linalg.cholesky_ex(identity + weight[:, :, None] * k * weight[:, None, :])
@@ -179,7 +179,7 @@ def _solved(factor: Tensor, right: Tensor) -> Tensor:
 
 
 def predictive(k: Tensor, cross: Tensor, own: float, side: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (T, m) of each node's function at m rows, given its train rows and their omega (T, n).
+    """Return mean and variance (T, m) of each node's function at m rows, given its train rows and their omega (T, n).
 
     k (n, n) with jitter, cross (m, n), own = the kernel of a row with itself. With kappa = side / 2:
     cross (K + 1/omega)^-1 (kappa / omega) and own - cross (K + 1/omega)^-1 cross'.
@@ -191,7 +191,7 @@ def predictive(k: Tensor, cross: Tensor, own: float, side: Tensor, omega: Tensor
 
 
 def left_probability(mean: Tensor, variance: Tensor, link: str) -> Tensor:
-    """P(left) of a latent N(mean, variance) by 20-node Gauss-Hermite quadrature.
+    """Return P(left) of a latent N(mean, variance) by 20-node Gauss-Hermite quadrature.
 
     ``link``: "expected_sigmoid" is E[sigmoid(f)], "exp_log" exp(E[log sigmoid(f)]).
     """
@@ -202,13 +202,13 @@ def left_probability(mean: Tensor, variance: Tensor, link: str) -> Tensor:
 
 
 def side_error(left: Tensor, side: Tensor, target: Tensor) -> Tensor:
-    """Sum over nodes of the mean of -log P(own side) over a node's target rows (T, n), 0-d; 0 for a node of none."""
+    """Sum over nodes the mean of -log P(own side) over a node's target rows (T, n), 0-d; a node without any adds 0."""
     own = torch.where(side > 0, left, 1.0 - left)
     return (-(own + TINY).log() * target).sum(dim=1).div(target.sum(dim=1).clamp(min=1)).sum()
 
 
 def class_logits(left: Tensor, tree: Tensor, present: Tensor) -> Tensor:
-    """Log-probabilities (m, C) of classes from those of going left (T, m), along their paths; a floor for the rest."""
+    """Return classes' log-probabilities (m, C) from P(left) (T, m) along their paths; absent classes get a floor."""
     to_left, to_right = (left + TINY).log(), (1.0 - left + TINY).log()
     path = to_left.T @ (tree > 0).to(left.dtype) + to_right.T @ (tree < 0).to(left.dtype)
     return torch.where(present > 0, path, LOG_FLOOR).clamp(min=LOG_FLOOR)

@@ -2,8 +2,8 @@
 
 The objective is exact: the sum over folds of the mean cross entropy, on a fold's held-out rows, of the classifier made
 from beta * own + (1 - beta) * shared statistics. A grid finds the basin; bisection of the exact derivative closes in on
-the bottom, and where the last two derivatives' line crosses zero is the answer.
-Fixed shapes and no decompositions but Cholesky: it maps over clients and can be captured.
+the bottom, and the answer is where the line through the last two derivatives crosses zero. Shapes are fixed and the
+only decomposition is Cholesky: it maps over clients and can be captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class _Objective:
     def __init__(
         self, folds: Sequence[Fold], shared: Gaussians, z: Tensor, y: Tensor, log_prior: Tensor, amount: float
     ) -> None:
-        """z (n, d), y (n,), log_prior (C,); what does not depend on beta is computed here, once."""
+        """Compute once what does not depend on beta, from z (n, d), y (n,) and log_prior (C,)."""
         self.z, self.y, self.log_prior = z, y, log_prior
         own_mean, own_cov = (torch.stack(parts)[:, None] for parts in zip(*(f.stats for f in folds), strict=True))
         self.mean, self.cov = shared.mean, shrink(shared.cov, amount)
@@ -41,11 +41,11 @@ class _Objective:
         self.weight = torch.stack([f.held_out / f.held_out.sum().clamp(min=1.0) for f in folds], dim=1)  # (n, folds)
 
     def __call__(self, beta: Tensor) -> Tensor:
-        """The loss at betas (g, 2) for means and covariance: (g,)."""
+        """Return the loss at betas (g, 2) for means and covariance: (g,)."""
         return self._evaluate(beta, None)
 
     def slope(self, beta: Tensor, along: Tensor) -> Tensor:
-        """The derivative at betas (g, 2) along directions (g, 2): (g,)."""
+        """Return the derivative at betas (g, 2) along directions (g, 2): (g,)."""
         return self._evaluate(beta, along)
 
     def _evaluate(self, beta: Tensor, along: Tensor | None) -> Tensor:
@@ -68,7 +68,7 @@ class _Objective:
         return (loss * self.weight[:, :, None]).sum(dim=(0, 1))
 
     def _scores(self, w: Tensor, bias: Tensor) -> Tensor:
-        """z w + bias for w (folds, g, d, C) and bias (folds, g, C): (n, folds, g, C), by one product."""
+        """Return z w + bias for w (folds, g, d, C) and bias (folds, g, C): (n, folds, g, C), by one product."""
         beside = w.permute(2, 0, 1, 3)
         return (self.z @ beside.flatten(1)).unflatten(1, beside.shape[1:]) + bias
 
@@ -76,9 +76,9 @@ class _Objective:
 def _bisect(objective: _Objective, beta: Tensor, along: Tensor, back: float, ahead: float) -> Tensor:
     """Move each of ``beta`` (g, 2) to where the derivative along its direction (g, 2) changes sign.
 
-    At most so far back and ahead; never uphill, and never out of [0, 1]. Two halvings at a time: the derivative is
-    taken at the quarters, all at once, and the first halving says which of the outer two counts. An end from which the
-    loss falls outwards is the answer itself.
+    Moves at most ``back`` and ``ahead``, never uphill, and never out of [0, 1]. Two halvings at a time: the derivative
+    is taken at the quarters, all at once, and the first halving says which of the outer two counts. If the loss falls
+    outwards at an end, that end is the answer.
     """
 
     def slopes(places: Tensor) -> Tensor:  # (g, m) -> (g, m)
@@ -107,7 +107,7 @@ def _bisect(objective: _Objective, beta: Tensor, along: Tensor, back: float, ahe
 
 
 def _best(beta: Tensor, losses: Tensor) -> Tensor:
-    """Of betas (..., g, 2) with losses (..., g) the first that is as good as any, (..., 2); the first if all is NaN."""
+    """Return the first of betas (..., g, 2) with the least of losses (..., g): (..., 2); the first if all are NaN."""
     place = (losses <= losses.amin(dim=-1, keepdim=True) + TIE).to(torch.int8).argmax(dim=-1)
     return torch.take_along_dim(beta, place[..., None, None], dim=-2)[..., 0, :]
 
@@ -115,7 +115,7 @@ def _best(beta: Tensor, losses: Tensor) -> Tensor:
 def cross_validated_beta(
     folds: Sequence[Fold], shared: Gaussians, z: Tensor, y: Tensor, log_prior: Tensor, *, two: bool, amount: float
 ) -> Tensor:
-    """The betas (2,) for means and covariance that minimise the cross-validated loss; equal unless ``two``.
+    """Return the betas (2,) for means and covariance that minimise the cross-validated loss; equal unless ``two``.
 
     z (n, d), y (n,), log_prior (C,). Without a held-out row in every fold the answer is 0: the shared statistics.
     """

@@ -1,6 +1,6 @@
-"""Langevin dynamics over a narrow wire: noise for a tree of weights, stochastic quantisation of a tree of gradients.
+"""Langevin dynamics with small messages: noise for a tree of weights, stochastic quantisation of a tree of gradients.
 
-Draws go by a leaf's name, not by its place: a tree read from a file may be in another order.
+Draws depend on a leaf's name, not its position: a tree read from a file may be in another order.
 """
 
 import math
@@ -19,12 +19,12 @@ def _with_keys(fn: Callable[[Tensor, Tensor], Tensor], values: Tree, key: Tensor
 
 
 def noise(like: Tree, key: Tensor) -> Tree:
-    """Standard normal numbers in the shapes of a tree."""
+    """Draw standard normal numbers in the shapes of a tree."""
     return _with_keys(lambda x, key: rng.normal(key, x.shape, x.dtype), like, key)
 
 
 def quantise(values: Tree, levels: int, key: Tensor) -> Tree:
-    """Each tensor v as |v| sign(v_j) l_j / levels with whole numbers l_j, rounded at random: the mean is v.
+    """Round each tensor v at random to |v| sign(v_j) l_j / levels with whole numbers l_j; the mean is v.
 
     |v| is the tensor's Euclidean norm. ``levels = 0`` leaves the values alone.
     """
@@ -39,12 +39,12 @@ def quantise(values: Tree, levels: int, key: Tensor) -> Tree:
 
 
 def excess(size: int, levels: int) -> float:
-    """omega: quantising a tensor of ``size`` numbers adds variance of at most omega times its squared norm."""
+    """Return omega: quantising ``size`` numbers adds a variance of at most omega times their squared norm."""
     return min(size / levels**2, math.sqrt(size) / levels) if levels else 0.0
 
 
 def quantised_bytes(values: Tree, levels: int) -> int:
-    """Bytes of a quantised message: for each tensor its norm, for each number a sign and a level of equal length."""
+    """Count the bytes of a quantised message: a norm per tensor, a sign and a level of equal length per number."""
     width = 1 + math.ceil(math.log2(levels + 1)) if levels else 32
     bits = [width * v.numel() + (32 if levels else 0) for v in tree.leaves(values)]
     return -(-sum(bits) // 8)

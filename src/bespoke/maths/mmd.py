@@ -1,15 +1,15 @@
-"""Kernels: how far two samples are from being alike."""
+"""Kernels: how much two samples differ."""
 
 import torch
 from torch import Tensor
 
 
 def mmd(x: Tensor, y: Tensor, mask: Tensor, widths: tuple[float, ...] = (10.0, 15.0, 20.0, 50.0)) -> Tensor:
-    """Squared maximum mean discrepancy between the real rows of x and y (B, d), 0-d; ``mask`` (B,) serves both.
+    """Return the squared maximum mean discrepancy between the real rows of x and y (B, d), 0-d; both use ``mask`` (B,).
 
     The kernel is the sum of exp(-distance^2 / (2 width)) over the widths; a row's pair with itself counts.
     """
-    origin = y.mean(dim=0).detach()  # distances need none, but near the origin they round least
+    origin = y.mean(dim=0).detach()  # distances do not need it, but round least near the origin
     x, y = x - origin, y - origin
 
     def kernel(p: Tensor, q: Tensor) -> Tensor:

@@ -9,18 +9,18 @@ from bespoke.maths import gaussian
 
 
 def total_rows(rows: Tensor) -> Tensor:
-    """The train rows of all clients from those known (M,), 0 = not heard of, which counts as the average; 0-d."""
+    """Return the train rows of all clients, 0-d, from those known (M,); 0 means unknown and counts as the average."""
     return rows.sum() * len(rows) / (rows > 0).sum().clamp(min=1)
 
 
 def window_sums(params: Tree, windows: int) -> Tree:
-    """The sums (windows, ...) of weights like ``params`` and their counts (windows,), before the first step."""
+    """Return zero sums (windows, ...) of weights like ``params``, and zero counts (windows,)."""
     first = next(tree.leaves(params))
     return {"sum": tree.map(lambda p: p.new_zeros(windows, *p.shape), params), "count": first.new_zeros(windows)}
 
 
 def add_to_window(sums: Tree, params: Tree, place: Tensor) -> Tree:
-    """The sums with ``params`` added to the window ``place`` (0-d int); outside of them it is added to none."""
+    """Return the sums with ``params`` added to window ``place`` (0-d int), or to none if there is no such window."""
     count = sums["count"]
     now = (torch.arange(len(count), device=count.device) == place).to(count.dtype)
     total = tree.map(lambda s, p: s + now.reshape(-1, *[1] * p.dim()) * p, sums["sum"], params)
@@ -28,13 +28,13 @@ def add_to_window(sums: Tree, params: Tree, place: Tensor) -> Tree:
 
 
 def window_means(sums: Tree) -> Tree:
-    """The mean of each window, stacked: leaves (windows, ...); 0 for an empty one."""
+    """Return the mean of each window, stacked: leaves (windows, ...); 0 for an empty one."""
     over = sums["count"].clamp(min=1.0)
     return tree.map(lambda s: s / over.reshape(-1, *[1] * (s.dim() - 1)), sums["sum"])
 
 
 def shrunk_delta(start: Tree, samples: Tree, count: Tensor, rho: float) -> Tree:
-    """Sigma^-1 (start - mean) for the first ``count`` (0-d) of the stacked samples (L, ...).
+    """Return Sigma^-1 (start - mean) for the first ``count`` (0-d) of the stacked samples (L, ...).
 
     Sigma = r I + (1 - r) S with S the unbiased covariance of the samples and r = 1 / (1 + (count - 1) rho). By
     Woodbury's identity it takes one L x L solve: with A the centred samples, b = start - mean and

@@ -1,7 +1,7 @@
 """Class prototypes: the mean feature of each class, on one client and over clients that may lack some classes.
 
 They travel as a tree of ``prototype`` (C, d) and ``rows`` (C,), the number of rows behind each; a class without rows
-has no prototype, and what stands in its place is not used.
+has no prototype, and the values in its place are not used.
 """
 
 import torch
@@ -16,20 +16,20 @@ from bespoke.maths import gaussian
 
 
 def none(task: Task) -> Tree:
-    """Before anyone has sent any."""
+    """Return the prototypes before any client has sent one: zeros, with no rows."""
     zeros = torch.zeros(task.num_classes, task.feature_dim, dtype=task.dtype, device=task.device)
     return {"prototype": zeros, "rows": zeros[:, 0]}
 
 
 def own(features: Features, classes: int) -> Tree:
-    """A client's own prototypes, from the features of all its rows."""
+    """Return a client's own prototypes, from the features of all its rows."""
     member = gaussian.one_hot(features.y, features.mask, classes)
     zeros = features.z.new_zeros(classes, features.z.shape[1])
     return {"prototype": gaussian.class_means(features.z, member, zeros), "rows": member.sum(dim=0)}
 
 
 def first_moment(features: Features, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean over rows of z in the slot of its class, (C, d), and the variance of that mean, 0-d.
+    """Return the mean over rows of z in the slot of its class, (C, d), and the variance of that mean, 0-d.
 
     A class's slot holds its share of the rows times its mean.
     """
@@ -41,16 +41,16 @@ def first_moment(features: Features, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def pull(z: Tensor, batch: Batch, prototype: Tensor, known: Tensor) -> Tensor:
-    """Squared distance of features z (B, d) to their class's prototype, mean over real rows and features: 0-d.
+    """Return the mean squared distance of z (B, d) to their class's prototype, over real rows and features: 0-d.
 
-    A row whose class is not ``known`` (C,) adds nothing, and is counted all the same.
+    A row whose class is not ``known`` (C,) adds nothing but is still counted.
     """
     distance = (z - prototype[batch.y]).square().mean(dim=1)
     return masked_mean(distance * (known[batch.y] > 0), batch.mask)
 
 
 def pull_means(z: Tensor, batch: Batch, prototype: Tensor, known: Tensor) -> Tensor:
-    """Distance of the batch's class means to their prototypes, summed over classes: 0-d.
+    """Return the distance of the batch's class means to their prototypes, summed over classes: 0-d.
 
     A class that is not ``known`` (C,) or has no real row in the batch adds nothing. Distances are rounded off below
     1e-4: where a prototype has a single owner, the two points coincide at first, and the slope of a bare distance there
@@ -62,7 +62,7 @@ def pull_means(z: Tensor, batch: Batch, prototype: Tensor, known: Tensor) -> Ten
 
 
 def combine(sent: Tree, weights: Tensor, before: Tree) -> Tree:
-    """One set for all from those of K clients: sent (K, C, d) and (K, C), averaged by ``weights`` (K, C) of owners.
+    """Average the prototypes of K clients, sent as (K, C, d) and (K, C), by their owners' ``weights`` (K, C).
 
     A class that no client has keeps what it had ``before``.
     """
@@ -76,11 +76,11 @@ def combine(sent: Tree, weights: Tensor, before: Tree) -> Tree:
 
 
 def nearest(z: Tensor, prototype: Tensor, known: Tensor) -> Tensor:
-    """Minus the squared distance of z (B, d) to each prototype as logits (B, C); next to -inf where not ``known``."""
+    """Return minus the squared distance of z (B, d) to each prototype as logits (B, C); -1e30 where not ``known``."""
     near = -(z[:, None, :] - prototype).square().sum(dim=-1)
     return torch.where(known > 0, near, torch.full_like(near, -1e30))
 
 
 def nbytes(rows: Tensor, d: int, vectors: int = 1) -> Tensor:
-    """Bytes of so many ``vectors`` of d numbers for each class present in ``rows`` (C,), and of the rows: 0-d."""
+    """Count the bytes of ``vectors`` vectors of d numbers per class present in ``rows`` (C,), and of the rows: 0-d."""
     return 4.0 * ((rows > 0).double().sum() * vectors * d + len(rows))

@@ -1,4 +1,4 @@
-"""What methods need that take gradient steps of their own inside ``Local.scan``, or train near another model."""
+"""Tools for methods that take their own gradient steps inside ``Local.scan``, or train near another model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ Loss = Callable[..., Tensor]
 
 
 def descend(params: Tree, grads: Tree, rate: float | Tensor, decay: float = 0.0) -> Tree:
-    """One plain gradient step: params - rate (grads + decay params)."""
+    """Take one plain gradient step: params - rate (grads + decay params)."""
     return tree.map(lambda p, g: p - rate * (g + decay * p), params, grads)
 
 
 def near(loss: Loss, strength: float) -> Loss:
-    """``loss(params, batch)`` plus strength/2 |params - anchor|^2, with the anchor as a third argument."""
+    """Return ``loss(params, batch)`` plus strength/2 |params - anchor|^2, with the anchor as a third argument."""
 
     def tied(params: Tree, batch: Any, anchor: Tree) -> Tensor:
         return loss(params, batch) + 0.5 * strength * tree.sq_dist(params, anchor)

@@ -1,7 +1,7 @@
-"""What one can know of a parameter vector from its history and from others': the two-level Gaussian model.
+"""The two-level Gaussian model: estimates of a parameter vector from its history and from other clients.
 
-A client's own results scatter with variance s around its own parameters, and clients' parameters with variance s0
-around a common value; w = 1 / (s0 + s) is what a client's result says about the common value, W the sum of all w.
+A client's results scatter with variance s around its own parameters, and clients' parameters with variance s0 around a
+common value; w = 1 / (s0 + s) is the weight of a client's result for the common value, W the sum of all w.
 """
 
 import torch
@@ -12,13 +12,13 @@ from bespoke.core.tree import Tree
 
 
 def no_history(params: Tree) -> Tree:
-    """Welford's recurrence before the first value: mean (float64), summed squares, count."""
+    """Start Welford's recurrence, before the first value: mean (float64), summed squares, count."""
     zero = torch.zeros((), dtype=torch.float64, device=next(tree.leaves(params)).device)
     return {"mean": tree.map(lambda p: torch.zeros_like(p, dtype=torch.float64), params), "m2": zero, "count": zero}
 
 
 def note(history: Tree, params: Tree) -> Tree:
-    """The history with one more value; ``m2`` is the trace of the scatter around the mean."""
+    """Add one value to the history; ``m2`` is the trace of the scatter around the mean."""
     count = history["count"] + 1.0
     delta = tree.map(lambda new, mean: new.double() - mean, params, history["mean"])
     mean = tree.map(lambda mean, d: mean + d / count, history["mean"], delta)
@@ -28,19 +28,19 @@ def note(history: Tree, params: Tree) -> Tree:
 
 
 def floor(params: Tree) -> Tensor:
-    """The least variance to speak of, 0-d float64: two equal results are no certainty."""
+    """Return the least variance allowed, 0-d float64: two equal results are no certainty."""
     size = sum(p.numel() for p in tree.leaves(params))
     return 1e-12 * (1.0 + tree.sq_norm(params).double() / size)
 
 
 def others_mean(shared: Tree, own: Tree, weight: Tensor, others: Tensor) -> Tree:
-    """The mean without one's own part: shared - (w / W_others) * (own - shared), the factor at most 1."""
+    """Return the mean without the client's own part: shared - (w / W_others) * (own - shared), the factor at most 1."""
     factor = torch.where(others > 0, weight / others.clamp(min=1e-300), 0.0).clamp(max=1.0)
     return tree.map(lambda g, mine: (g - factor * (mine - g)).to(g.dtype), shared, own)
 
 
 def balanced_steps(variance: Tensor, others: Tensor, lr: Tensor, curvature: Tensor) -> Tensor:
-    """Gradient steps that lead from the others' mean to the best balance of it and one's own optimum, 0-d float64.
+    """Return the number of gradient steps from the others' mean to its best balance with the own optimum, 0-d float64.
 
     They solve (1 - lr * curvature)^steps = W_others / (1 / variance + W_others); 0 where one step already overshoots.
     """

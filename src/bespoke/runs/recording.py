@@ -68,7 +68,7 @@ def recorded(
         federation.check(done)
         evaluated = federation.evaluate(done) if federation.due(done.number) else []
         clock.lap("evaluate")
-        row, lines = _row(done), _lines(federation, done.number, evaluated)
+        row, lines = round_line(done), client_lines(federation, done.number, evaluated)
         if lines:
             row["evaluated"] = federation.headline(evaluated)
             history.append(_validation(row, lines))
@@ -88,7 +88,7 @@ def recorded(
     return server
 
 
-def _lines(federation: Federation, round: int, evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
+def client_lines(federation: Federation, round: int, evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
     """Return the lines of clients.jsonl."""
     return [
         {
@@ -105,7 +105,7 @@ def _lines(federation: Federation, round: int, evaluated: Sequence[Evaluated]) -
     ]
 
 
-def _row(round: Round) -> dict[str, Any]:
+def round_line(round: Round) -> dict[str, Any]:
     """Return the line of rounds.jsonl."""
     trained, uploads, logged = round.trained, round.uploads, dict(round.trained.logged)
     each = tree.nbytes(uploads.tree, stacked=True)
