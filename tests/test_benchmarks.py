@@ -14,6 +14,7 @@ from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.core import rng
 from bespoke.models import ModelSettings, build_task
 from bespoke.runs.experiment import load
+from bespoke.runs.recording import round_line
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"

@@ -263,7 +263,7 @@ MODELS = {
     "BatchNorm": (
         lambda: nn.Sequential(nn.Linear(DIM, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)),
         "2",
-        ["layer '1'", "BatchNorm", "nn.GroupNorm"],
+        ["layer '1'", "BatchNorm", "GroupNorm"],
     ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(DIM, 4), nn.Dropout(0.5), nn.Linear(4, CLASSES)),

@@ -322,7 +322,7 @@ def interrupted(listening, monkeypatch):
     seen = []
 
     def at(*numbers):
-        plain = federation.Federation._cohort
+        plain = federation.Federation.cohort
 
         def cohort(self, round):
             seen.append(round)
@@ -330,7 +330,7 @@ def interrupted(listening, monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             return plain(self, round)
 
-        monkeypatch.setattr(federation.Federation, "_cohort", cohort)
+        monkeypatch.setattr(federation.Federation, "cohort", cohort)
 
     return at
 
@@ -375,7 +375,7 @@ def test_ctrl_c_twice_stops_at_once(path, listening, monkeypatch):
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(federation.Federation, "_cohort", twice)
+        patched.setattr(federation.Federation, "cohort", twice)
         done = command("run", path, "--out", "here")
     assert done.code == 130
     assert "stopped at once; what came after the last checkpoint is lost" in done.err

@@ -436,7 +436,7 @@ def test_files_can_be_merged_and_spread_anew(tmp_path):
 
 def test_no_file_matches(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no file matches .*'clients/\*.npz' below"):
+    with pytest.raises(UserError, match=r"no file matches .*'clients/\*.npz' beside the experiment's file or below"):
         federate_data(DataSettings(name="files", path="clients/*.npz"), 0)
 
 

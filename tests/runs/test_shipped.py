@@ -146,7 +146,7 @@ def test_the_demonstration_is_the_shipped_experiment():
 
 
 def test_ctrl_c_in_the_demonstration_says_how_to_go_on(short, tmp_path, monkeypatch):
-    plain = federation.Federation._cohort
+    plain = federation.Federation.cohort
     rounds = []
 
     def cohort(self, round):
@@ -155,7 +155,7 @@ def test_ctrl_c_in_the_demonstration_says_how_to_go_on(short, tmp_path, monkeypa
             signal.raise_signal(signal.SIGINT)
         return plain(self, round)
 
-    monkeypatch.setattr(federation.Federation, "_cohort", cohort)
+    monkeypatch.setattr(federation.Federation, "cohort", cohort)
     done = command("demo", "--out", tmp_path / "demo")
     assert done.code == 130 and done.out == ""
     assert done.err.splitlines()[-1] == f"stopped; go on with: bespoke demo --out {tmp_path / 'demo'}"
