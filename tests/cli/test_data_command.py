@@ -88,7 +88,7 @@ def test_import_with_trust(run, rows, tmp_path, monkeypatch):
     [
         (["import", "minst", "a.npz"], "no data set 'minst' to bring here (did you mean 'mnist'?)"),
         (["import", "mnist", "none.npz"], "there is no file none.npz"),
-        (["import", "digit5", "a.npz"], "digit5 is made of mnist, svhn, usps, syn_digits, mnist_m: import these"),
+        (["import", "digit5", "a.npz"], "digit5 is made of mnist, svhn, usps, syn_digits, mnist_m: import these instead"),
         (["fetch", "syn_digits_12k"], "syn_digits_12k cannot be downloaded: it needs an account"),
         (["fetch", "nothing at all"], "no data set 'nothing at all'"),
     ],
@@ -115,7 +115,7 @@ def test_fetch_of_a_union_fetches_what_is_missing_and_makes_it(run, monkeypatch)
     monkeypatch.setitem(CATALOGUE, "digits4", replace(entry, build=lambda parts: two(parts)))
     assert run("fetch", "digits4").out == "digits4: 60 rows, 10 classes, 0.2 MB, verified\n"
     monkeypatch.setitem(CATALOGUE, "audiomnist_wake", replace(CATALOGUE["audiomnist_wake"], parts=("mnist",)))
-    assert run("fetch", "audiomnist_wake").out == "audiomnist_wake: made of mnist whenever it is used\n"
+    assert run("fetch", "audiomnist_wake").out == "audiomnist_wake: built from mnist each time it is used\n"
 
 
 def two(parts):
