@@ -88,7 +88,7 @@ def test_import_with_trust(run, rows, tmp_path, monkeypatch):
     [
         (["import", "minst", "a.npz"], "no data set 'minst' to bring here (did you mean 'mnist'?)"),
         (["import", "mnist", "none.npz"], "there is no file none.npz"),
-        (["import", "digit5", "a.npz"], "digit5 is made of mnist, svhn, usps, syn_digits, mnist_m: import these instead"),
+        (["import", "digit5", "a.npz"], "digit5 is made of mnist, svhn, usps, syn_digits, mnist_m: import these"),
         (["fetch", "syn_digits_12k"], "syn_digits_12k cannot be downloaded: it needs an account"),
         (["fetch", "nothing at all"], "no data set 'nothing at all'"),
     ],
