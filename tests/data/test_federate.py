@@ -319,7 +319,7 @@ def test_domains_name_their_clients(monkeypatch):
         ({"pool": "split", "folds": 5}, "folds makes its own test rows"),
         ({"pool": "split", "replay": 42, "partition": "dirichlet"}, "replay makes its own test rows"),
         ({"partition": "domain", "clients": 6}, "no domains"),
-        ({"partition": "equal_dirichlet", "clients": 6}, "6 clients of 500 rows need more than the 180 rows"),
+        ({"partition": "equal_dirichlet", "clients": 6}, "6 clients with 500 rows each need more than the 180 rows"),
     ],
 )
 def test_keys_that_contradict_each_other(monkeypatch, change, sentence):
