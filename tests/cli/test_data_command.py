@@ -58,7 +58,7 @@ def test_import_of_a_ready_archive_and_of_the_official_files(run, rows, tmp_path
     printed = run("import", "mnist", npz(tmp_path / "mnist.npz", x, y))
     assert printed.out == "mnist: 6 rows, 10 classes, 0.0 MB, verified\n" and printed.err == ""
     again = run("import", "mnist", tmp_path / "mnist.npz")
-    assert again.out == printed.out and "is here already" in again.err
+    assert again.out == printed.out and "is already here" in again.err
     for file in (folder / "mnist").iterdir():
         file.unlink()
     (folder / "mnist").rmdir()
@@ -86,7 +86,7 @@ def test_import_with_trust(run, rows, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["import", "minst", "a.npz"], "no data set 'minst' to bring here (did you mean 'mnist'?)"),
+        (["import", "minst", "a.npz"], "no data set 'minst' to fetch or import (did you mean 'mnist'?)"),
         (["import", "mnist", "none.npz"], "there is no file none.npz"),
         (["import", "digit5", "a.npz"], "digit5 is made of mnist, svhn, usps, syn_digits, mnist_m: import these"),
         (["fetch", "syn_digits_12k"], "syn_digits_12k cannot be downloaded: it needs an account"),

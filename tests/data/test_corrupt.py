@@ -283,7 +283,7 @@ def test_one_pair_for_half_the_new_or_all_clients():
     assert cifar_s.assign(DataSettings(**settings, corrupt_clients="new"), 8) == [None] * 5 + [fog] * 3
     assert cifar_s.assign(DataSettings(**settings, corrupt_clients="all"), 8) == [fog] * 8
     assert cifar_s.assign(DataSettings(), 3) == [None] * 3
-    with pytest.raises(UserError, match=r"corrupt_clients = 'new' means no client: set .*new_clients"):
+    with pytest.raises(UserError, match=r"corrupt_clients = 'new' selects no client: set .*new_clients"):
         cifar_s.assign(DataSettings(corrupt="fog:3", corrupt_clients="new"), 8)
 
 

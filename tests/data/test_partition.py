@@ -379,7 +379,7 @@ def test_groups_refuse_what_cannot_be():
         domain(y, np.arange(120) % 2, ("a", "b"), rng(), 4, 1)
     with pytest.raises(UserError, match="8 is not a multiple of the three degradations"):
         degradations(y, rng(), 8)
-    with pytest.raises(UserError, match="9 clients cannot be split into thirds of pairs: make .* a multiple of 6"):
+    with pytest.raises(UserError, match=r"9 clients cannot be split into thirds of pairs: make .* a multiple of 6"):
         degradations(y, rng(), 9)
 
 

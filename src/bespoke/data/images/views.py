@@ -96,9 +96,7 @@ def _check_images(examples: Examples, settings: DataSettings) -> None:
     coloured = settings.degrade != "none" or settings.normalise in ("cifar", "imagenet")
     if coloured and examples.x.shape[1] != 3:
         key = "degrade" if settings.degrade != "none" else "normalise"
-        raise UserError(
-            f"[data] {key} needs 3 colour channels, but {settings.name!r} has {examples.x.shape[1]}: leave it out"
-        )
+        raise UserError(f"[data] {key} needs three colour channels, but {settings.name!r} has {examples.x.shape[1]}")
 
 
 def _condition(kind: str, client: int, extra: Tree) -> str:
