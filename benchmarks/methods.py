@@ -32,6 +32,7 @@ from bespoke.core.tree import Tree
 from bespoke.models import ModelSettings, build_task
 from bespoke.runs.api import BACKENDS, pick_backend, pick_device, pick_precision
 from bespoke.runs.federation import Federation
+from bespoke.runs.recording import round_line
 
 MODEL = ModelSettings(name="pfedvmp_cnn", norm="group")
 TRAINING = Training(rounds=1000, epochs=2, batch=50, lr=0.01, momentum=0.5)
@@ -147,7 +148,7 @@ def measure(name: str, task: Task, params: Tree, pool: FederatedData, rounds: in
     while len(own) < rounds and (len(own) < 3 or sum(own) < ENOUGH):
         own.append(seconds(runs.round))
         fedavg.append(seconds(baseline.round))
-    row = runs.records.last["rounds.jsonl"]
+    row = round_line(runs.last)
     notes = [*runs.clients.notes, *([row["note"]] if "note" in row else [])]
     if row["refused"]:
         notes.append(f"{len(row['refused'])} clients were refused: {next(iter(row['refused'].values()))}")

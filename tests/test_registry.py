@@ -100,7 +100,7 @@ def test_the_nearest_name_is_found_whatever_its_case():
 @pytest.mark.parametrize("name", ["", "x y", "x/y", "mine:x", "../x", ".x", "ä b", 3, None])
 def test_a_name_that_cannot_be_one_is_refused(call, name):
     found = sentence(getattr(bespoke, call), name, THINGS[call])
-    assert found == f"{call}({name!r}, ...): a name has letters, digits, '_', '-' and '.' only: choose another"
+    assert found == f"{call}({name!r}, ...): a name may have only letters, digits, '_', '-' and '.': choose another"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_name_that_cannot_be_one_is_refused(call, name):
     ],
 )
 def test_what_is_shipped_cannot_be_replaced(call, name):
-    assert f"{name} is a " in sentence(getattr(bespoke, call), name, THINGS[call])
+    assert f"{name} is one of bespoke's own " in sentence(getattr(bespoke, call), name, THINGS[call])
 
 
 def test_an_objective_is_registered():
@@ -125,7 +125,7 @@ def test_an_objective_is_registered():
     assert OBJECTIVES.pop("mine") is two
     assert "an objective is made with Objective(...)" in sentence(bespoke.register_objective, "mine", object())
     table = Registry("thing", {"shipped": 1}, lambda thing, where: thing, "bespoke.things")
-    assert "shipped is a thing of bespoke itself" in sentence(table.register, "shipped", 2, "register_thing")
+    assert "shipped is one of bespoke's own things" in sentence(table.register, "shipped", 2, "register_thing")
 
 
 # --- methods ------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_a_model_may_ask_for_all_settings_or_for_the_norm():
         ("cnn", "'cnn' is not a function"),
         (
             lambda shape, num_classes: None,
-            "but can be given input_shape, num_classes, settings and keys of [model] only",
+            "but only input_shape, num_classes, settings and keys of [model] are available",
         ),
         (lambda input_shapes: None, "'input_shapes' (did you mean 'input_shape'?)"),
         (lambda input_shape, /: None, "asks for 'input_shape'"),
@@ -296,7 +296,7 @@ def test_what_is_no_data(found, words):
 def test_what_is_no_function_of_data(call):
     assert "3 is not a function" in sentence(getattr(bespoke, call), "mine", 3)
     found = sentence(getattr(bespoke, call), "mine", lambda root: root)
-    assert "asks for 'root', but can be given" in found and "and keys of [data] only: rename the argument" in found
+    assert "asks for 'root', but only" in found and "and keys of [data] are available: rename the argument" in found
 
 
 # --- partitions ---------------------------------------------------------------------------------------------------
@@ -533,9 +533,9 @@ FAULTS = {
     "mine:number": ["= 'mine:number': 3 is n"],
     "nowhere:X": ["there is no module 'nowhere' in ", "or start in the folder that holds nowhere.py"],
     "mine.deeper:X": ["has no module 'mine.deeper': correct the name"],
-    "mine.py:FedALA": ["'mine.py:FedALA' is no module path: write MODULE:NAME"],
-    "mine:": ["'mine:' is no module path"],
-    "a b:c": ["'a b:c' is no module path"],
+    "mine.py:FedALA": ["'mine.py:FedALA' is not a module path: write MODULE:NAME"],
+    "mine:": ["'mine:' is not a module path"],
+    "a b:c": ["'a b:c' is not a module path"],
     "broken:X": ["the module 'broken' cannot be imported (ZeroDivisionError: division by zero): ", "broken.py, line 3"],
     "leaves:X": ["cannot be imported (SystemExit: 3): correct ", "leaves.py, line 1"],
     "unclear:X": ["cannot be imported (SyntaxError: ", "unclear.py, line 2"],
@@ -622,7 +622,7 @@ def test_a_list_shows_what_packages_offer_without_importing_it(offered, what):
     done = command("list", what)
     assert done.code == 0 and "offered" not in sys.modules and times_imported() == 0
     [line] = [line for line in done.out.splitlines() if line.startswith("theirs ")]
-    assert "offered:" in line and line.endswith("of an installed package")
+    assert "offered:" in line and line.endswith("from an installed package")
 
 
 def test_a_mistyped_name_of_a_package_shows_the_nearest(offered):

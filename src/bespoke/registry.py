@@ -1,7 +1,7 @@
-"""Things by name: shipped with bespoke, registered by users, offered by installed packages, or named by module path.
+"""Objects by name: shipped with bespoke, registered by users, provided by installed packages, or at a module path.
 
-A function that a user registers is given what it asks for by the names of its parameters, so that its signature is
-also the declaration of the settings it takes.
+A function that a user registers receives its arguments by the names of its parameters, so its signature also declares
+the settings it takes.
 """
 
 import difflib
@@ -29,19 +29,19 @@ _PATH = re.compile(rf"{_DOTTED}:{_DOTTED}")
 
 
 def closest(name: object, names: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" with the nearest of the names, whatever its case, or nothing if none is near."""
+    """Return " (did you mean 'x'?)" with the nearest name, ignoring case, or "" if none is near."""
     known = {each.casefold(): each for each in names}
     near = difflib.get_close_matches(str(name).casefold(), known, n=1)
     return f" (did you mean {known[near[0]]!r}?)" if near else ""
 
 
 def is_path(name: object) -> bool:
-    """Whether a name is meant as the path of an object in a module, such as ``mine:FedALA``."""
+    """Return whether a name is the path of an object in a module, such as ``mine:FedALA``."""
     return isinstance(name, str) and ":" in name
 
 
 class Registry(UserDict[str, T]):
-    """A table of things of one kind. The shipped ones stay; users may add others, and replace those."""
+    """A table of objects of one kind. The shipped ones are fixed; users may add others, and replace those."""
 
     def __init__(
         self,
@@ -53,23 +53,23 @@ class Registry(UserDict[str, T]):
     ) -> None:
         super().__init__()
         self.data = shipped
-        self.kind = kind  # as a sentence calls one of them: "method"
+        self.kind = kind  # the word for one of them in a sentence: "method"
         self.read = read  # (what a user gives, where) -> what the table holds, or a UserError
-        self.group = group  # of entry points, in which installed packages offer theirs
+        self.group = group  # of entry points, through which installed packages provide theirs
         self.reserved = tuple(reserved)  # words that stand for none of them, such as "auto"
         self.shipped = frozenset([*reserved, *shipped])
 
     def register(self, name: str, thing: Any, call: str) -> None:
-        """Add a user's thing under a name; ``call`` is the function that an error message names."""
+        """Add a user's object under a name; ``call`` is the function that an error message names."""
         where = f"{call}({name!r}, ...)"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UserError(f"{where}: a name has letters, digits, '_', '-' and '.' only: choose another")
+            raise UserError(f"{where}: a name may have only letters, digits, '_', '-' and '.': choose another")
         if name in self.shipped:
-            raise UserError(f"{where}: {name} is a {self.kind} of bespoke itself: choose another name")
+            raise UserError(f"{where}: {name} is one of bespoke's own {self.kind}s: choose another name")
         self[name] = self.read(thing, where)
 
     def find(self, name: Any, where: str) -> T:
-        """Return the thing of a name, from an installed package if need be; ``where`` starts an error message."""
+        """Return the object of that name, from an installed package if needed; ``where`` starts an error message."""
         if isinstance(name, str) and name in self:
             return self[name]
         offered = self.offered()
@@ -86,17 +86,17 @@ class Registry(UserDict[str, T]):
         raise UserError(f"{where}: there is no {self.kind} {name!r}{near}; there are {', '.join(names)}")
 
     def offered(self) -> dict[str, EntryPoint]:
-        """Return what installed packages offer and nobody has used yet, by name; none of it is imported."""
+        """Return what installed packages provide and nobody has used yet, by name, without importing it."""
         return {entry.name: entry for entry in entry_points(group=self.group) if entry.name not in self}
 
     def import_path(self, name: Any, where: str) -> None:
-        """Import the object that a module path names, and add it under that path; other names are left alone."""
+        """Import the object at a module path, and add it under that path; ignore other names."""
         if is_path(name):
             self[name] = self.read(import_object(name, where), f"{where} = {name!r}")
 
     def docs(self, doc: Callable[[T], str]) -> dict[str, str]:
-        """Return one line on each, ``doc`` of it; what an installed package offers is not imported for that."""
-        offered = {name: f"{entry.value}, of an installed package" for name, entry in self.offered().items()}
+        """Return one line on each object, its ``doc``, without importing those of installed packages."""
+        offered = {name: f"{entry.value}, from an installed package" for name, entry in self.offered().items()}
         return {name: doc(thing) for name, thing in self.items()} | offered
 
 
@@ -112,10 +112,10 @@ _ANNOUNCED: set[str] = set()
 
 
 def import_object(path: str, where: str) -> Any:
-    """Import ``module:name`` from the working directory or Python's path; say so on stderr, once for each module."""
+    """Import ``module:name`` from the working directory or Python's path; say so on stderr, once per module."""
     name, _, inside = path.partition(":")
     if not _PATH.fullmatch(path) or name.endswith(".py"):
-        raise UserError(f"{where}: {path!r} is no module path: write MODULE:NAME, such as mine:FedALA")
+        raise UserError(f"{where}: {path!r} is not a module path: write MODULE:NAME, such as mine:FedALA")
     top = name.partition(".")[0]
     place = _find(top, where)
     if name not in sys.modules or name not in _ANNOUNCED:
@@ -136,10 +136,10 @@ def _find(top: str, where: str) -> str:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
-    importlib.invalidate_caches()  # the file may have been written a moment ago
+    importlib.invalidate_caches()  # the file may be brand new
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # it was made in memory, as __main__ is
+    except ValueError:  # it exists only in memory, as __main__ does
         return "memory"
     if spec is None:
         raise UserError(
@@ -163,7 +163,7 @@ def _import(name: str, top: str, place: str, where: str) -> ModuleType:
 
 
 def _place(error: BaseException, file: str) -> str:
-    """Return the line of a module at which its import failed."""
+    """Return the file and line at which a module's import failed."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -171,40 +171,40 @@ def _place(error: BaseException, file: str) -> str:
     return f"{own[0].filename}, line {own[0].lineno}" if own else file
 
 
-# --- functions that are given what they ask for -------------------------------------------------------------------
+# --- functions called by the names of their parameters ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function that is called with those of the offered values that its parameters name."""
+    """A function that is called with the offered values that its parameters name."""
 
     call: Callable[..., Any]
-    asks: Mapping[str, Any]  # its parameters that are given, each with its default or ``inspect.Parameter.empty``
+    asks: Mapping[str, Any]  # the parameters it is called with, each with its default or ``inspect.Parameter.empty``
     doc: str
 
     def __call__(self, offered: Mapping[str, Any]) -> Any:
-        """Call it with what it asks for."""
+        """Call it with the values that its parameters name."""
         return self.call(**{name: offered[name] for name in self.asks})
 
     def takes(self, keys: Iterable[str]) -> set[str]:
-        """Return the keys of a table that it reads; one that asks for all ``settings`` may read any."""
+        """Return the keys of a table that it reads; a function with a parameter ``settings`` may read any."""
         return {key for key in keys if key in self.asks or "settings" in self.asks}
 
     def default(self, key: str, otherwise: Any) -> Any:
-        """Return the default that a parameter declares, or ``otherwise`` where it declares none."""
+        """Return the default of a parameter, or ``otherwise`` where it has none."""
         declared = self.asks.get(key, inspect.Parameter.empty)
         return otherwise if declared is inspect.Parameter.empty else declared
 
 
 def function(thing: Any, offered: Collection[str], table: str, keys: Collection[str], where: str) -> Function:
-    """Check a function that asks by name for ``offered`` values and for ``keys`` of a table of the experiment."""
+    """Check a function whose parameters name ``offered`` values and ``keys`` of a table of the experiment."""
     if not callable(thing):
         raise UserError(f"{where}: {thing!r} is not a function")
     name = getattr(thing, "__name__", type(thing).__name__)
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
-        raise UserError(f"{where}: {name} does not tell which arguments it takes: wrap it in a function") from None
+        raise UserError(f"{where}: {name} has no readable signature: wrap it in a function") from None
     asks = {}
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -214,7 +214,7 @@ def function(thing: Any, offered: Collection[str], table: str, keys: Collection[
         elif parameter.default is parameter.empty:
             near = closest(parameter.name, (*offered, *keys))
             raise UserError(
-                f"{where}: {name} asks for {parameter.name!r}{near}, but can be given {', '.join(offered)} and keys of "
-                f"[{table}] only: rename the argument, or give it a default"
+                f"{where}: {name} asks for {parameter.name!r}{near}, but only {', '.join(offered)} and keys of "
+                f"[{table}] are available: rename the argument, or give it a default"
             )
     return Function(thing, asks, first_line(thing.__doc__) or f"{thing.__module__}.{name}")

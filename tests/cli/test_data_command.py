@@ -58,7 +58,7 @@ def test_import_of_a_ready_archive_and_of_the_official_files(run, rows, tmp_path
     printed = run("import", "mnist", npz(tmp_path / "mnist.npz", x, y))
     assert printed.out == "mnist: 6 rows, 10 classes, 0.0 MB, verified\n" and printed.err == ""
     again = run("import", "mnist", tmp_path / "mnist.npz")
-    assert again.out == printed.out and "is here already" in again.err
+    assert again.out == printed.out and "is already here" in again.err
     for file in (folder / "mnist").iterdir():
         file.unlink()
     (folder / "mnist").rmdir()
@@ -86,7 +86,7 @@ def test_import_with_trust(run, rows, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["import", "minst", "a.npz"], "no data set 'minst' to bring here (did you mean 'mnist'?)"),
+        (["import", "minst", "a.npz"], "no data set 'minst' to fetch or import (did you mean 'mnist'?)"),
         (["import", "mnist", "none.npz"], "there is no file none.npz"),
         (["import", "digit5", "a.npz"], "digit5 is made of mnist, svhn, usps, syn_digits, mnist_m: import these"),
         (["fetch", "syn_digits_12k"], "syn_digits_12k cannot be downloaded: it needs an account"),
@@ -115,7 +115,7 @@ def test_fetch_of_a_union_fetches_what_is_missing_and_makes_it(run, monkeypatch)
     monkeypatch.setitem(CATALOGUE, "digits4", replace(entry, build=lambda parts: two(parts)))
     assert run("fetch", "digits4").out == "digits4: 60 rows, 10 classes, 0.2 MB, verified\n"
     monkeypatch.setitem(CATALOGUE, "audiomnist_wake", replace(CATALOGUE["audiomnist_wake"], parts=("mnist",)))
-    assert run("fetch", "audiomnist_wake").out == "audiomnist_wake: made of mnist whenever it is used\n"
+    assert run("fetch", "audiomnist_wake").out == "audiomnist_wake: built from mnist each time it is used\n"
 
 
 def two(parts):

@@ -94,7 +94,7 @@ def test_help_names_every_command_and_option():
         ("run demo --lr=0.1", ["write --set training.lr=0.1 "]),
         ("run demo --weight-decay 1e-3 --seed 1", ["write --set training.weight_decay=1e-3 "]),
         ("run demo --full-last --seed 1", ["write --set training.full_last=VALUE "]),
-        ("run demo --alph 3", ["'--alph'", "a setting of the experiment is changed with --set"]),
+        ("run demo --alph 3", ["'--alph'", "change the experiment's settings with --set"]),
         ("compare demo --lr 3", ["'--lr'", "(see bespoke compare --help)"]),
         ("run demo --seeds x", ["'--seeds'", "'x'", "integer"]),
         ("run demo --seed 0 1", ["(1)"]),
@@ -255,7 +255,7 @@ def test_a_run_is_lengthened(path):
 
 def test_resume_where_nothing_is_says_so_and_starts(path):
     done = ok("run", path, "--out", "here", "--resume")
-    assert done.err.startswith("note: here holds no run to go on with; starting one\n")
+    assert done.err.startswith("note: here holds no run to resume; starting a new one\n")
     assert bespoke.summarise("here")["rounds"] == 3
 
 
@@ -343,8 +343,8 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(path, interrupted):
     assert done.code == 130 and done.out == ""
     assert "finishing this round, then saving a checkpoint; press Ctrl-C again to stop at once" in done.err
     told = done.err.splitlines()[-1]
-    assert told.startswith("stopped after round 3 of 5, all of it saved; go on with: bespoke run ")
-    words = shlex.split(told.partition("go on with: ")[2])
+    assert told.startswith("stopped after round 3 of 5, all saved; resume with: bespoke run ")
+    words = shlex.split(told.partition("resume with: ")[2])
     assert words == ["bespoke", *arguments, "--resume"]
     assert bespoke.summarise("my run")["rounds"] == 3
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -356,7 +356,7 @@ def test_ctrl_c_with_several_seeds_goes_on_with_the_same_command(path, interrupt
     interrupted(5)  # the second round of the second seed
     done = command("run", path, "--seeds", 0, 1, 2, "--out", "many")
     assert done.code == 130
-    words = shlex.split(done.err.splitlines()[-1].partition("go on with: ")[2])
+    words = shlex.split(done.err.splitlines()[-1].partition("resume with: ")[2])
     again = ok(*words[1:])
     assert [line.partition(", last")[0] for line in again.out.splitlines()] == [f"fedavg, seed {s}" for s in (0, 1, 2)]
     assert sorted(p.name for p in Path("many").iterdir()) == [f"small-fedavg-seed{s}" for s in (0, 1, 2)]
@@ -378,7 +378,7 @@ def test_ctrl_c_twice_stops_at_once(path, listening, monkeypatch):
         patched.setattr(federation.Federation, "cohort", twice)
         done = command("run", path, "--out", "here")
     assert done.code == 130
-    assert "stopped at once; what came after the last checkpoint is lost" in done.err
+    assert "stopped at once; rounds after the last checkpoint are lost" in done.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert command("run", path, "--out", "here", "--resume").code == 0
 

@@ -50,7 +50,7 @@ def test_the_text_says_it_all():
         "mine: toy, 12 rows of 4 classes",
         "3 (1 of them new)",
         "2 to 6, median 4",
-        "mean 1.67; clients with a single one: 1",
+        "mean 1.67; clients with only one: 1",
         "tries              17",
         "2 x clean, 1 x fog:3",
         small().partition,

@@ -92,7 +92,7 @@ def test_a_set_that_is_not_here(name, sentence):
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(UserError, match=r"no data set 'cifar1O' to bring here \(did you mean 'cifar10'\?"):
+    with pytest.raises(UserError, match=r"no data set 'cifar1O' to fetch or import \(did you mean 'cifar10'\?"):
         catalogue.find("cifar1O")
 
 
@@ -135,7 +135,7 @@ def test_the_first_import_of_an_unknown_content_asks_for_trust(tmp_path, folder)
     ):
         acquire.import_files(small(), paths)
     assert not (folder / "mnist").exists()
-    with pytest.raises(UserError, match=rf"has the hash {expected}, not abc as trusted: it is not used"):
+    with pytest.raises(UserError, match=rf"has the hash {expected}, not the trusted abc: it is not used"):
         acquire.import_files(small(), paths, "abc")
     manifest = acquire.import_files(small(), paths, expected.upper())
     assert not manifest["verified"] and manifest["source"] == "f.npz"
@@ -172,7 +172,7 @@ def test_a_set_that_is_here_is_left_alone(tmp_path):
     acquire.import_files(small(), paths, trust)
     said = []
     acquire.import_files(small(), npz(tmp_path / "g.npz", *rows()), tell=said.append)
-    assert said == [f"mnist is here already; remove {store.folder('mnist')} to import it again"]
+    assert said == [f"mnist is already here; remove {store.folder('mnist')} to import it again"]
     assert np.array_equal(store.load("mnist").x[:, 0], x)
 
 
@@ -242,7 +242,7 @@ def test_fetch_downloads_checks_and_stores(server, folder):
     asked = len(server.asked)
     said = []
     acquire.fetch(entry, tell=said.append)
-    assert said == ["mnist is here already"] and len(server.asked) == asked
+    assert said == ["mnist is already here"] and len(server.asked) == asked
 
 
 def test_an_unverified_download_is_shown_and_kept_until_it_is_trusted(server, folder):
@@ -263,7 +263,7 @@ def test_a_file_with_a_wrong_md5_is_kept_aside_and_never_used(server, folder):
     path.write_bytes(b"another file")
     wrong = hashlib.md5(b"another file").hexdigest()
     with pytest.raises(
-        UserError, match=rf"has the MD5 {wrong}, but {entry.files[0].md5} is expected \(kept aside as .*rejected"
+        UserError, match=rf"has the MD5 {wrong}, but {entry.files[0].md5} is expected \(kept as .*rejected"
     ):
         acquire.fetch(entry)
     aside = folder / "downloads" / "mnist" / f"{path.name}.rejected"
@@ -273,15 +273,13 @@ def test_a_file_with_a_wrong_md5_is_kept_aside_and_never_used(server, folder):
 def test_a_content_with_a_wrong_hash_is_kept_aside(server, folder):
     x, y = rows()
     entry = served(server, x, y, content_hash="e" * 64)
-    with pytest.raises(
-        UserError, match=rf"but that of mnist is {'e' * 64}.*\(kept aside as .*images-idx3-ubyte.gz.rejected"
-    ):
+    with pytest.raises(UserError, match=rf"but that of mnist is {'e' * 64}.*\(kept as .*images-idx3-ubyte.gz.rejected"):
         acquire.fetch(entry)
     assert len(list(folder.rglob("*.rejected"))) == 4 and list(folder.rglob("*.gz")) == []
     cut = served(server, x, y, md5=False)
     path = server.folder / cut.files[0].name
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte.gz is cut short or damaged.*kept aside"):
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte.gz is truncated or damaged.*kept"):
         acquire.fetch(cut)
     assert list(folder.rglob("*.gz")) == []
 

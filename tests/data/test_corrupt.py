@@ -283,7 +283,7 @@ def test_one_pair_for_half_the_new_or_all_clients():
     assert cifar_s.assign(DataSettings(**settings, corrupt_clients="new"), 8) == [None] * 5 + [fog] * 3
     assert cifar_s.assign(DataSettings(**settings, corrupt_clients="all"), 8) == [fog] * 8
     assert cifar_s.assign(DataSettings(), 3) == [None] * 3
-    with pytest.raises(UserError, match=r"corrupt_clients = 'new' means nobody: set .*new_clients"):
+    with pytest.raises(UserError, match=r"corrupt_clients = 'new' selects no client: set .*new_clients"):
         cifar_s.assign(DataSettings(corrupt="fog:3", corrupt_clients="new"), 8)
 
 
@@ -389,7 +389,7 @@ def test_a_full_disk_leaves_nothing_behind(pictures, tmp_path, monkeypatch):
 
 
 def test_only_images_of_bytes_can_be_corrupted():
-    with pytest.raises(UserError, match=r"corrupt is for images of bytes, .*not float32 of shape \(200, 20\)"):
+    with pytest.raises(UserError, match=r"corrupt needs 8-bit images, .*not float32 of shape \(200, 20\)"):
         partitioned(DataSettings(name="gaussian", rows=200, clients=4, corrupt="fog:1"), 0)
 
 

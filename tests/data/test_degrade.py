@@ -236,9 +236,9 @@ def test_a_federation_of_fedpce(pictures):
 def test_settings_that_make_no_sense(pictures):
     for change, sentence in [
         ({"degrade": "fedpce"}, 'set partition = "degradations"'),
-        ({"degrade": "fedpce", "name": "digits"}, "degrade is for images of bytes 0..255, which 'digits' does not"),
-        ({"augment": "fedpce", "name": "gaussian"}, "augment is for images of bytes"),
-        ({"normalise": "cifar", "name": "gaussian"}, "normalise is for images of bytes"),
+        ({"degrade": "fedpce", "name": "digits"}, "degrade needs 8-bit images, which 'digits' does not"),
+        ({"augment": "fedpce", "name": "gaussian"}, "augment needs 8-bit images"),
+        ({"normalise": "cifar", "name": "gaussian"}, "normalise needs 8-bit images"),
     ]:
         with pytest.raises(UserError, match=sentence):
             partitioned(DataSettings(**({"name": "pictures", "clients": 6} | change)), 0)

@@ -312,14 +312,14 @@ def test_domains_name_their_clients(monkeypatch):
     ("change", "sentence"),
     [
         ({"folds": 1}, "folds = 1, fold = 0: give at least 2 folds"),
-        ({"folds": 5, "fold": 5}, "folds = 5, fold = 5: give at least 2 folds, and one of 0"),
+        ({"folds": 5, "fold": 5}, "folds = 5, fold = 5: give at least 2 folds, and a fold in 0"),
         ({"replay": 42, "partition": "iid"}, "replay = 42 means nothing to partition iid, which takes no settings"),
         ({"replay": 42, "balance": False, "partition": "dirichlet"}, "replay repeats pFedFDA's script: leave balance"),
         ({"replay": 42, "subsample": 0.5, "partition": "dirichlet"}, "subsample, folds and validation off"),
-        ({"pool": "split", "folds": 5}, "folds makes test rows of its own"),
-        ({"pool": "split", "replay": 42, "partition": "dirichlet"}, "replay makes test rows of its own"),
+        ({"pool": "split", "folds": 5}, "folds makes its own test rows"),
+        ({"pool": "split", "replay": 42, "partition": "dirichlet"}, "replay makes its own test rows"),
         ({"partition": "domain", "clients": 6}, "no domains"),
-        ({"partition": "equal_dirichlet", "clients": 6}, "6 clients of 500 rows need more than the 180 rows"),
+        ({"partition": "equal_dirichlet", "clients": 6}, "6 clients with 500 rows each need more than the 180 rows"),
     ],
 )
 def test_keys_that_contradict_each_other(monkeypatch, change, sentence):

@@ -159,7 +159,7 @@ def test_dirichlet_refuses_what_cannot_be():
             dirichlet(y, rng(), 4, alpha)
     with pytest.raises(UserError, match="41 clients are more than the 40 rows"):
         dirichlet(y, rng(), 41, 0.5, 0)
-    with pytest.raises(UserError, match="at least 11 rows need more than the 40 rows"):
+    with pytest.raises(UserError, match="at least 11 rows each need more than the 40 rows"):
         dirichlet(y, rng(), 4, 0.5, 11)
 
 
@@ -290,7 +290,7 @@ def test_shares_are_redrawn_when_classes_run_out(monkeypatch):
     monkeypatch.setattr(volumes, "MAX_REDRAWS", 2)
     with pytest.raises(UserError, match=r"2 draws of Dir\(0.0001\) never left 4 clients 45 rows .*: lower .*volume"):
         equal_dirichlet(y, rng(), 4, 0.0001, 45)
-    with pytest.raises(UserError, match="4 clients of 46 rows need more than the 180 rows"):
+    with pytest.raises(UserError, match="4 clients with 46 rows each need more than the 180 rows"):
         equal_dirichlet(y, rng(), 4, 0.5, 46)
 
 
@@ -373,13 +373,13 @@ def test_groups_refuse_what_cannot_be():
     y = labels(60, 60)
     with pytest.raises(UserError, match="no domains"):
         domain(y, None, (), rng(), 4)
-    with pytest.raises(UserError, match=r"5 is no multiple of the 2 domains: change .*clients"):
+    with pytest.raises(UserError, match=r"\[data\] clients = 5 is not a multiple of the 2 domains: change it"):
         domain(y, np.arange(120) % 2, ("a", "b"), rng(), 5)
-    with pytest.raises(UserError, match=r"1 is no multiple of the 2 domains: change .*new_clients"):
+    with pytest.raises(UserError, match=r"\[data\] new_clients = 1 is not a multiple of the 2 domains: change it"):
         domain(y, np.arange(120) % 2, ("a", "b"), rng(), 4, 1)
-    with pytest.raises(UserError, match="8 is no multiple of the three degradations"):
+    with pytest.raises(UserError, match="8 is not a multiple of the three degradations"):
         degradations(y, rng(), 8)
-    with pytest.raises(UserError, match="9 clients cannot be thirds made of pairs: give a multiple of 6"):
+    with pytest.raises(UserError, match=r"9 clients cannot be split into thirds of pairs: make .* a multiple of 6"):
         degradations(y, rng(), 9)
 
 

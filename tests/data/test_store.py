@@ -261,5 +261,5 @@ def test_two_processes_that_import_at_once_agree(folder, tmp_path):
     outputs = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert all(output.endswith(f"{trust}\n") for output in outputs)
-    assert sum("is here already" in output for output in outputs) == 1
+    assert sum("is already here" in output for output in outputs) == 1
     assert np.array_equal(store.load("usps").x[:, 0], x) and not store.manifest("usps")["verified"]

@@ -366,7 +366,7 @@ def test_a_registered_method_runs_by_name(listed, tmp_path):
 
 
 def test_what_cannot_be_registered(listed):
-    with pytest.raises(UserError, match="fedavg is a method of bespoke itself: choose another name"):
+    with pytest.raises(UserError, match="fedavg is one of bespoke's own methods: choose another name"):
         bespoke.register("fedavg", Mine)
     with pytest.raises(UserError, match=r"dict gives a dict, not a bespoke\.Algorithm"):
         bespoke.register("mine", dict)

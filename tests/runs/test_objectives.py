@@ -85,7 +85,7 @@ lr = 0.1
         bespoke.UserError, match="objective 'classification' needs class numbers, and the data has other"
     ):
         bespoke.run(load(path, overrides=["objective.name=classification"])[0], device="cpu")
-    with pytest.raises(bespoke.UserError, match='partition = "dirichlet" deals rows by class, and the targets are no'):
+    with pytest.raises(bespoke.UserError, match='partition = "dirichlet" deals rows by class, but targets are not'):
         bespoke.run(load(path, overrides=["data.partition=dirichlet"])[0], device="cpu")
     assert bespoke.run(load(path, overrides=["data.partition=iid", "data.clients=4"])[0]).pool.num_clients == 4
 

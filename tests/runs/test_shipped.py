@@ -158,7 +158,7 @@ def test_ctrl_c_in_the_demonstration_says_how_to_go_on(short, tmp_path, monkeypa
     monkeypatch.setattr(federation.Federation, "cohort", cohort)
     done = command("demo", "--out", tmp_path / "demo")
     assert done.code == 130 and done.out == ""
-    assert done.err.splitlines()[-1] == f"stopped; go on with: bespoke demo --out {tmp_path / 'demo'}"
+    assert done.err.splitlines()[-1] == f"stopped; resume with: bespoke demo --out {tmp_path / 'demo'}"
     assert len(rounds) == 3
     assert command("demo", "--out", tmp_path / "demo").code == 0
 
@@ -174,7 +174,7 @@ def test_the_lesson_is_made_of_the_tables_own_numbers(short, tmp_path):
     found = with_means(fedavg=0.701, local=0.655, ditto=0.912)
     for part in ("70.1 %", "65.5 %", "91.2 % (ditto)"):
         assert part in found
-    assert "was not beaten" in with_means(fedavg=0.95, local=0.2) and "95.0 %" in with_means(fedavg=0.95)
+    assert "no personal model beat" in with_means(fedavg=0.95, local=0.2) and "95.0 %" in with_means(fedavg=0.95)
 
 
 @pytest.mark.slow
@@ -183,4 +183,4 @@ def test_the_whole_demonstration_shows_that_personal_models_help(tmp_path):
     assert done.code == 0, done.err
     means = {name: mean_of(tmp_path / name) for name in demo.METHODS}
     assert max(means["fedavg_ft"], means["ditto"], means["fedrep"]) > max(means["fedavg"], means["local"]) + 5
-    assert "a model for each client that learns from the others reaches" in done.out
+    assert "personal models that learn from the other clients reach" in done.out

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Bring data sets here and see which ones are.", no_args_is_help=True)
+app = typer.Typer(help="Download, import, list and inspect data sets.", no_args_is_help=True)
 
 Trust = Annotated[
     str | None,
-    typer.Option(metavar="HASH", help="Use content that has this hash, though none is known to check it by."),
+    typer.Option(metavar="HASH", help="Accept content with this hash although no published hash is known."),
 ]
 
 
@@ -55,13 +55,13 @@ def import_(
     files: Annotated[list[Path], typer.Argument(help="A ready .npz, or the official archive or files.")],
     trust: Trust = None,
 ) -> None:
-    """Check a data set that you have as files, and keep it here."""
+    """Check a data set that you have as files, and store it."""
     from bespoke.data.sources import acquire, catalogue
     from bespoke.errors import UserError
 
     entry = catalogue.find(name)
     if entry.parts:
-        raise UserError(f"{name} is made of {', '.join(entry.parts)}: import these")
+        raise UserError(f"{name} is made of {', '.join(entry.parts)}: import these instead")
     _stored(name, acquire.import_files(entry, files, trust, _tell))
 
 
@@ -70,7 +70,7 @@ def fetch(
     name: Annotated[str, typer.Argument(help="Data set, as bespoke data list names it.")],
     trust: Trust = None,
 ) -> None:
-    """Download a data set from its official address, check it, and keep it here."""
+    """Download a data set from its official address, check it, and store it."""
     from bespoke.data.sources import acquire, catalogue
 
     entry = catalogue.find(name)
@@ -82,11 +82,11 @@ def fetch(
     if entry.stored:
         _stored(name, acquire.make(entry, catalogue.load, _tell))
     else:
-        print(f"{name}: made of {', '.join(entry.parts)} whenever it is used")
+        print(f"{name}: built from {', '.join(entry.parts)} each time it is used")
 
 
 class _Bar:
-    """A progress bar as pooch wants it: ``total``, ``update``, ``reset``, ``close``."""
+    """A progress bar with pooch's interface: ``total``, ``update``, ``reset``, ``close``."""
 
     def __init__(self, name: str) -> None:
         from rich.console import Console
@@ -121,7 +121,7 @@ def _bar(name: str) -> _Bar:
 
 @app.command("list")
 def list_(as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False) -> None:
-    """List every data set: whether it is here, its size, and where it came from."""
+    """List every data set: whether it is stored here, its size, and its source."""
     rows = _rows()
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -146,7 +146,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print the result
 
 
 def _rows() -> list[dict[str, Any]]:
-    """What is known of each data set, and of each that is here."""
+    """Return the facts about each data set, and about the stored copy if there is one."""
     from bespoke.data.sources import catalogue, store
     from bespoke.data.sources.built_in import BUILT_IN
 
@@ -180,7 +180,7 @@ def _built_in(name: str, about: str) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """A row as text; of a set that is not here the source is where it can be had."""
+    """Return a row as text; the source of a set that is not here is the command that gets it."""
     get = f"made of {', '.join(row['parts'])}" if row["parts"] else "bespoke data fetch"
     get = get if row["parts"] or row["addresses"] else "bespoke data import"
     checked = {True: "verified", False: "not verified", None: ""}[row["verified"]]

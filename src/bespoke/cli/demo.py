@@ -1,4 +1,4 @@
-"""The demonstration: five methods on the same federation of handwritten digits, compared."""
+"""The demonstration: a comparison of five methods on one federation of handwritten digits."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,8 +16,8 @@ METHODS = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep")
 def run(folder: Path, progress: Callable[[Experiment], AbstractContextManager[Any]]) -> tuple[Comparison, Path]:
     """Train the five methods in ``folder``, and return their comparison and the chart's path.
 
-    Runs of the demonstration that lie there already are finished and shown. ``progress(experiment)`` gives a
-    callback for each round and a function that says whether to stop.
+    Demonstration runs that are already there are resumed. ``progress(experiment)`` yields a callback for each round
+    and a function that says whether to stop.
     """
     for method in METHODS:
         experiment, _ = load("demo", method)
@@ -30,14 +30,14 @@ def run(folder: Path, progress: Callable[[Experiment], AbstractContextManager[An
 
 
 def lesson(comparison: Comparison) -> str:
-    """One sentence on what the table shows, made from its own numbers."""
+    """Return one sentence on what the table shows, built from its numbers."""
     mean = {row.label: 100 * row.mean.mean for row in comparison.rows if row.mean.mean is not None}
     best = max(mean, key=lambda name: mean[name])
     gain = mean[best] - mean["fedavg"]
     if gain <= 0:
-        return f"Here one model for all (fedavg, {mean['fedavg']:.1f} %) was not beaten by a model for each client."
+        return f"Here no personal model beat the one model for all (fedavg, {mean['fedavg']:.1f} %)."
     return (
         f"On clients this different, one model for all reaches {mean['fedavg']:.1f} % on the average client and "
-        f"training alone {mean['local']:.1f} %; a model for each client that learns from the others reaches "
+        f"training alone {mean['local']:.1f} %; personal models that learn from the other clients reach "
         f"{mean[best]:.1f} % ({best})."
     )

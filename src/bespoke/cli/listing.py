@@ -1,4 +1,4 @@
-"""What there is, by name with one line each. Heavy modules are imported when a list is asked for."""
+"""The lists of ``bespoke list``: names with one line each. Heavy modules are imported on demand."""
 
 from collections.abc import Callable
 

@@ -30,9 +30,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence and exit code 2.
+    """Run the command line; report a user's mistake in one sentence with exit code 2.
 
-    Of several processes only the first prints, and the first failing process reports the error.
+    With several processes, only the first prints, and the first failing process reports the error.
     """
     try:
         with _one_voice():
@@ -46,14 +46,14 @@ def main() -> None:
         command = error.ctx.command_path if error.ctx else "bespoke"
         text = error.format_message().rstrip(".")
         if isinstance(error, click.NoSuchOption) and command.endswith(" run"):
-            text = _as_setting(error.option_name) or f"{text}; a setting of the experiment is changed with --set"
+            text = _as_setting(error.option_name) or f"{text}; change the experiment's settings with --set"
         _fail(f"bespoke: {text} (see {command} --help)")
     except click.Abort:
         sys.exit(130)
     except UserError as error:
         _fail(f"bespoke: {error}")
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe went away: nobody is left to tell
+        sys.stderr.close()  # the reader of the pipe is gone: nobody would see a message
         sys.exit(141)
     except OSError as error:  # no room for temporary files, a folder that may not be read
         _fail(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}")
@@ -64,27 +64,27 @@ def main() -> None:
 
 
 def _as_setting(option: str) -> str:
-    """Return how an option that ``run`` does not have is written as a setting, or nothing if it is none."""
+    """Return how to write an option that ``run`` lacks as a setting, or "" if there is no such setting."""
     from bespoke.runs.experiment import tables_with
 
     key = option.removeprefix("--").replace("-", "_")
     owners = tables_with(key)
     if not owners:
         return ""
-    # The words after it, of which the first may be joined to it by an equals sign.
+    # The words that follow; an equals sign may join the first one to the option.
     after = " ".join(sys.argv).partition(f" {option}")[2].removeprefix("=").split()
     value = after[0] if after and not after[0].startswith("--") else "VALUE"
     return f"there is no option {option}: write --set {owners[0]}.{key}={value}"
 
 
 def _several() -> bool:
-    """Whether torchrun has started more processes than this one."""
+    """Return whether torchrun started more processes than this one."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
 def _one_voice() -> Iterator[None]:
-    """Of several processes, let the first alone print."""
+    """Silence every process but the first."""
     if not _several() or os.environ.get("RANK") == "0":
         yield
         return
@@ -102,7 +102,7 @@ def _fail(text: str, code: int = 2) -> NoReturn:
 
 
 def _spread_seeds(arguments: list[str]) -> list[str]:
-    """``--seeds 0 1 2`` as the repeated option that the parser knows."""
+    """Rewrite ``--seeds 0 1 2`` as the repeated option that the parser expects."""
     spread: list[str] = []
     several = False
     for word in arguments:
@@ -141,7 +141,7 @@ def run(
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="batched: a cohort at once. loop: one client after another. auto: as suits the device.")
+        str, typer.Option(help="batched: a cohort at once; loop: one client after another; auto: to suit the device.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     precision: Annotated[
@@ -152,9 +152,9 @@ def run(
     ] = "device",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run (of the runs, with several seeds).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; clients' batches are small, so 1 is fast.")] = 1,
     log: Annotated[
@@ -180,7 +180,7 @@ def run(
         loaded, source = load(experiment, algorithm, set_ or [], number)
         folder = _folder(experiment, loaded, out, bool(seeds))
         if resume and not RunFolder(folder).holds_run():
-            print(f"note: {folder} holds no run to go on with; starting one", file=sys.stderr)
+            print(f"note: {folder} holds no run to resume; starting a new one", file=sys.stderr)
         tools = log if log and processes.first() else ()
         trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
         with progress.shown(loaded, quiet or as_json, _several()) as (callback, stopped):
@@ -202,7 +202,7 @@ def run(
         last, total = done.summary["rounds"], loaded.training.rounds
         if processes.any_of(stopped()) and (last < total or number != wanted[-1]):
             command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
-            print(f"stopped after round {last} of {total}, all of it saved; go on with: {command}", file=sys.stderr)
+            print(f"stopped after round {last} of {total}, all saved; resume with: {command}", file=sys.stderr)
             raise typer.Exit(130)
         if save_models:
             done.save_models()
@@ -215,14 +215,14 @@ def run(
 
 
 def _use_threads(threads: int) -> None:
-    """Several threads on small batches mostly wait for each other; one also gives the same bits on every machine."""
+    """Set torch's threads: on small batches several mostly wait, and one gives the same bits on every machine."""
     import torch
 
     torch.set_num_threads(threads)
 
 
 def _folder(name: str, experiment: Any, out: Path | None, several: bool) -> Path:
-    method = experiment.algorithm_name.replace(":", ".")  # no folder's name has a colon everywhere
+    method = experiment.algorithm_name.replace(":", ".")  # some file systems forbid colons
     stem = f"{Path(name).name.removesuffix('.toml')}-{method}-seed{experiment.seed}"
     if out is None:
         return Path("runs") / stem
@@ -238,22 +238,22 @@ def _sentence(done: Any, folder: Path) -> str:
 
 @app.command()
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
     baseline: Annotated[
-        str | None, typer.Option(help="Method that the others are paired with: its label, or a part that no other has.")
+        str | None, typer.Option(help="Method to compare the others with: its label, or a unique part of it.")
     ] = None,
     select: Annotated[
-        str | None, typer.Option(help="Round that counts: last, best_val or best_test; default as in the runs.")
+        str | None, typer.Option(help="Round to report: last, best_val or best_test; default: as in the runs.")
     ] = None,
-    view: Annotated[str | None, typer.Option(help="Prediction that counts, where a method has several.")] = None,
-    group: Annotated[str, typer.Option(help="Clients that count: all, train, unseen or new.")] = "all",
-    metric: Annotated[str | None, typer.Option(help="Metric that counts; default as in the runs.")] = None,
+    view: Annotated[str | None, typer.Option(help="Prediction to report, where a method has several.")] = None,
+    group: Annotated[str, typer.Option(help="Clients to include: all, train, unseen or new.")] = "all",
+    metric: Annotated[str | None, typer.Option(help="Metric to report; default: as in the runs.")] = None,
     chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png or .svg).")] = None,
     curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png or .svg).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare runs in a table like the papers'."""
+    """Compare runs in a table like those in papers."""
     from bespoke import report
 
     comparison = report.compare(folders, baseline, select, view, group, metric)
@@ -282,7 +282,7 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions or experiments.")],
     as_json: Json = False,
 ) -> None:
-    """List what there is."""
+    """List the available algorithms, models, data sets, partitions or experiments."""
     if what not in listing.LISTS:
         raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
     rows = listing.LISTS[what]()
@@ -311,7 +311,7 @@ def demo(
     try:
         comparison, chart = demonstration.run(folder, lambda experiment: progress.shown(experiment, quiet))
     except KeyboardInterrupt:
-        print(f"stopped; go on with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
+        print(f"stopped; resume with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
         raise typer.Exit(130) from None
     _show(comparison)
     print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")

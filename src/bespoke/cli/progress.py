@@ -1,4 +1,4 @@
-"""Show how a run on the command line goes, with a bar or lines in a log, and end it after the round on Ctrl-C."""
+"""The progress of a run on the command line, as a bar or as log lines, and its end after the round on Ctrl-C."""
 
 import signal
 import sys
@@ -10,23 +10,23 @@ from typing import Any
 
 @contextmanager
 def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yield a callback that shows how a run goes, and a function that says whether Ctrl-C was pressed.
+    """Yield a callback that shows a run's progress, and a function that says whether Ctrl-C was pressed.
 
-    ``several`` says whether torchrun has started more processes than this one.
+    ``several`` says whether torchrun started more processes than this one.
     """
     asked: list[int] = []
 
     def interrupt(signum: int, frame: Any) -> None:
         if asked and several:
-            return  # torchrun passes signals on, so that the same one comes twice
+            return  # torchrun forwards signals, so the same one arrives twice
         if asked:
-            print("stopped at once; what came after the last checkpoint is lost", file=sys.stderr)
+            print("stopped at once; rounds after the last checkpoint are lost", file=sys.stderr)
             raise SystemExit(130)
         asked.append(signum)
         again = "" if several else "; press Ctrl-C again to stop at once"
         print(f"finishing this round, then saving a checkpoint{again}", file=sys.stderr)
 
-    # torchrun ends its processes with SIGTERM, and gives them half a minute
+    # torchrun ends its processes with SIGTERM and waits half a minute for them
     signals = (signal.SIGINT, signal.SIGTERM) if several else (signal.SIGINT,)
     before = {number: signal.signal(number, interrupt) for number in signals}
     statistic = experiment.evaluation.metric
@@ -44,7 +44,7 @@ def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple
 
 
 def headline_text(event: Any, statistic: str) -> str:
-    """Return the headline metric of an evaluated round in words, `accuracy 94.12 % (pooled)`; nothing for another."""
+    """Return an evaluated round's headline metric, as in `accuracy 94.12 % (pooled)`; "" for other rounds."""
     from bespoke.report.metrics import aggregate
     from bespoke.report.summary import headline
     from bespoke.report.units import written
@@ -96,7 +96,7 @@ def _bar(experiment: Any, statistic: str) -> Iterator[Any]:
 
         def callback(event: Any) -> None:
             shown = headline_text(event, statistic)
-            if not started:  # a resumed run did not do its first rounds just now
+            if not started:  # a resumed run has done its first rounds before
                 started.append(event.round)
                 progress.reset(bar, completed=event.round - 1)
             progress.update(bar, completed=event.round)

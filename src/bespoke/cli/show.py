@@ -13,50 +13,50 @@ from bespoke.errors import UserError
 from bespoke.report.bubbles import bubble_chart
 from bespoke.runs.experiment import load
 
-FEW = 2  # rows: a class with so few can hardly be in both the train and the test rows
+FEW = 2  # rows: a class with so few can hardly be in both the train rows and the test rows
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What there is to say of a federation; ``counts`` are rows by client and class (clients, classes)."""
+    """The facts about a federation; ``counts`` are rows by client and class (clients, classes)."""
 
     experiment: str
     data: str
     clients: int
     new_clients: int
     rows: int
-    sizes: tuple[int, float, int]  # smallest, median, largest number of rows of a client
+    sizes: tuple[int, float, int]  # smallest, median, largest number of rows per client
     train_sizes: tuple[int, float, int]
     test_sizes: tuple[int, float, int]
     num_classes: int
-    classes: tuple[int, float, int]  # fewest, mean, most classes of a client
+    classes: tuple[int, float, int]  # fewest, mean, most classes per client
     single_class: int  # clients with one class only
     few: float  # mean number of a client's classes with one or two rows
-    test_only: float  # mean number of a client's classes that it has only in its test rows
-    skew: float  # mean distance of a client's class shares to those of all rows, 0 to 1
+    test_only: float  # mean number of a client's classes that occur only in its test rows
+    skew: float  # mean distance between a client's class shares and those of all rows, 0 to 1
     tries: int
     partition: str
     conditions: tuple[str, ...]
     counts: np.ndarray
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the same facts as plain values."""
         return asdict(self) | {"counts": self.counts.tolist()}
 
     def text(self) -> str:
-        """A few lines for people."""
+        """Return a few lines for people to read."""
         low, middle, high = self.sizes
         new = f" ({self.new_clients} of them new)" if self.new_clients else ""
         lines = [
             f"{self.experiment}: {self.data}, {self.rows:,} rows of {self.num_classes} classes",
             f"clients            {self.clients}{new}",
-            f"rows of a client   {low} to {high}, median {middle:g}",
+            f"rows per client    {low} to {high}, median {middle:g}",
             f"  to train on      {self.train_sizes[0]} to {self.train_sizes[2]}, median {self.train_sizes[1]:g}",
             f"  to test on       {self.test_sizes[0]} to {self.test_sizes[2]}, median {self.test_sizes[1]:g}",
             f"classes            {self.classes[0]} to {self.classes[2]}, mean {self.classes[1]:.2f}; "
-            f"clients with a single one: {self.single_class}",
-            f"  with 1-{FEW} rows    {self.few:.2f} of a client's classes; in its test rows alone {self.test_only:.2f}",
-            f"skew               {self.skew:.3f} (0: every client like all, 1: nothing in common)",
+            f"clients with only one: {self.single_class}",
+            f"  with 1-{FEW} rows    {self.few:.2f} of a client's classes; only in its test rows {self.test_only:.2f}",
+            f"skew               {self.skew:.3f} (0: every client like the whole, 1: nothing in common)",
             f"tries              {self.tries}",
             f"partition          {self.partition}",
         ]
@@ -68,7 +68,7 @@ class Shown:
 
 
 def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = (), seed: int | None = None) -> Shown:
-    """The federation of an experiment file, or of a shipped one's name; ``chart`` draws its bubbles as well.
+    """Describe the federation of an experiment file or a shipped experiment; ``chart`` also draws its bubble chart.
 
     ``overrides`` are ``table.key=value``, as for ``bespoke run``.
     """
@@ -77,13 +77,13 @@ def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = 
     shown = describe(Path(experiment).name.removesuffix(".toml"), loaded.data.name, pool, found)
     if chart is not None:
         title = f"{shown.data} over {shown.clients} clients"
-        subtitle = f"Rows of every class on every client; partition {shown.partition}, {shown.tries} tries."
+        subtitle = f"Rows per class on each client; partition {shown.partition}, {shown.tries} tries."
         bubble_chart(shown.counts, chart, title, subtitle.replace(", 1 tries", ""))
     return shown
 
 
 def describe(experiment: str, data: str, pool: FederatedData, found: Partition) -> Shown:
-    """The numbers of a federation."""
+    """Return the facts about a federation."""
     if not pool.num_classes:
         raise UserError(f"{data} has targets that are not classes, and data show counts classes: use a classification")
     y = pool.y.numpy()

@@ -1,4 +1,4 @@
-"""Data sets, partitions, and federations made of them or of one's own arrays."""
+"""Data sets, partitions, and federations made from them or from your own arrays."""
 
 from bespoke.data.examples import Examples
 from bespoke.data.federate import DATASETS, federate_data, from_arrays, partitioned, register_dataset

@@ -1,4 +1,4 @@
-"""What a data set hands over: all its examples, and what is known of each row."""
+"""What a data set provides: all its examples, and the facts about each row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ class Examples:
 
     x: np.ndarray  # (N, ...) uint8, floating, or integer tokens
     y: np.ndarray  # (N,) integer labels in 0..num_classes-1; or (N,) or (N, T) numbers
-    num_classes: int  # 0 where the targets are no classes
+    num_classes: int  # 0 where the targets are not classes
     official_test: np.ndarray | None = None  # (N,) bool: the rows of the official test set
     owner: np.ndarray | None = None  # (N,) int: position in owner_names of the row's own client
     owner_names: tuple[str, ...] = ()
     transform: Transform | None = None  # applied to every gathered batch
     domain: np.ndarray | None = None  # (N,) int: position in domain_names of the row's domain
     domain_names: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()  # of texts: the word that each token stands for
+    words: tuple[str, ...] = ()  # for texts: the word that each token stands for
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
+        """Return the shape of one example."""
         return self.x.shape[1:]
 
 
@@ -35,7 +35,7 @@ class ClientArrays(NamedTuple):
     """One client's own arrays; the test rows are None where the client brings none."""
 
     name: str
-    where: str  # how an error message calls it
+    where: str  # its name in error messages
     x: Any  # (n, ...)
     y: Any  # (n,), or (n, T)
     x_test: Any = None  # (m, ...)
@@ -43,7 +43,7 @@ class ClientArrays(NamedTuple):
 
 
 def as_inputs(x: Any, where: str) -> np.ndarray:
-    """Examples (n, ...) as uint8, float32, float64 or int64, whichever is nearest; no others are taken."""
+    """Return examples (n, ...) as the nearest of uint8, float32, float64 and int64; refuse other types."""
     x = _as_array(x, f"x of {where}")
     targets: dict[str, Any] = {
         "f": np.float64 if x.dtype.itemsize >= 8 else np.float32,
@@ -59,7 +59,7 @@ def as_inputs(x: Any, where: str) -> np.ndarray:
 
 
 def as_labels(y: Any, where: str) -> np.ndarray:
-    """Labels (n,) as int64; anything that is not integer is refused."""
+    """Return labels (n,) as int64; refuse anything that is not an integer."""
     y = _as_array(y, f"y of {where}")
     if y.ndim != 1:
         raise UserError(f"y of {where} has shape {y.shape}: give one class number per row, shape (rows,)")
@@ -72,12 +72,12 @@ def as_labels(y: Any, where: str) -> np.ndarray:
 
 
 def as_targets(y: Any, where: str) -> np.ndarray:
-    """Numbers (n,) or (n, T) as float32 or float64, whichever is nearest."""
+    """Return numbers (n,) or (n, T) as float32 or float64, whichever is nearer."""
     y = _as_array(y, f"y of {where}")
     if y.dtype.kind not in "fiub":
         raise UserError(f"y of {where} holds {y.dtype} values: give numbers")
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
-        raise UserError(f"y of {where} has shape {y.shape}: give (rows,), or (rows, targets) for several of them")
+        raise UserError(f"y of {where} has shape {y.shape}: give (rows,), or (rows, targets) for several targets")
     return np.require(y, np.float32 if y.dtype.itemsize < 4 or y.dtype == np.float32 else np.float64, ["C", "W"])
 
 
@@ -96,12 +96,12 @@ def join(
     transform: Any = None,
     classes: bool | None = True,
 ) -> Examples:
-    """The clients' own arrays one after another, each row marked with its owner.
+    """Join the clients' own arrays, each row marked with its owner.
 
-    Shapes and types must agree between clients. As soon as one client brings test rows of its own, the
-    clients that bring none have a share ``test`` of their rows drawn as test rows; an empty ``x_test``
-    means a client without test rows. ``num_classes`` 0 takes the largest label plus one. Targets that are no
-    ``classes`` may be any numbers; with None the first client decides, whose whole numbers are classes.
+    Shapes and types must agree between clients. If any client brings its own test rows, a share ``test`` of the
+    rows of every client that brings none is drawn as test rows; an empty ``x_test`` means a client without test
+    rows. ``num_classes`` 0 means the largest label plus one. Targets that are not ``classes`` may be any numbers;
+    with None the first client decides: its whole numbers are classes.
     """
     if classes is None:
         found = [_as_array(c.y, f"y of {c.where}") for c in clients]
@@ -124,7 +124,7 @@ def join(
                 continue  # an empty client may not even know its shape
             x = as_inputs(x, where)
             if len(x) != len(y):
-                raise UserError(f"{where} has {len(x)} rows in x{suffix} and {len(y)} in y{suffix}: give as many")
+                raise UserError(f"{where} has {len(x)} rows in x{suffix} and {len(y)} in y{suffix}: give equally many")
             if xs and (x.shape[1:], x.dtype) != (xs[0].shape[1:], xs[0].dtype):
                 raise UserError(
                     f"examples of {where} are {x.dtype} of shape {x.shape[1:]}, those of {first} are "
@@ -159,7 +159,7 @@ def join(
 
 def _count_classes(y: np.ndarray) -> int:
     found = max(1, int(y.max()) + 1)
-    if found > max(1000, len(y)):  # class numbers with such gaps are names in disguise
+    if found > max(1000, len(y)):  # numbers with such gaps are identifiers, not classes
         raise UserError(
             f"the largest label is {found - 1} with {len(y)} rows in all: number the classes 0, 1, ... "
             "without gaps, or give num_classes"
@@ -168,10 +168,10 @@ def _count_classes(y: np.ndarray) -> int:
 
 
 def share_of(share: float, n: int) -> int:
-    """floor(share * n), safe against a product such as 0.29 * 100 = 28.999..."""
+    """Return floor(share * n), safe against a product such as 0.29 * 100 = 28.999..."""
     return int(share * n + 1e-9)
 
 
 def train_count(n: int, test: float) -> int:
-    """How many of n rows are for training: floor((1 - test) * n), and one where that would leave none."""
+    """Return how many of n rows are for training: floor((1 - test) * n), but at least one."""
     return min(n, max(1, share_of(1.0 - test, n)))

@@ -1,4 +1,4 @@
-"""From the ``[data]`` table, or from arrays of one's own, to a federation."""
+"""Federations from the ``[data]`` table or from your own arrays."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,21 +47,21 @@ DATASETS: Registry[Function] = Registry(
 def register_dataset(name: str, load: Callable[..., Any]) -> None:
     """Add your own data set under a name for ``[data] name``.
 
-    ``load`` is given by name what it asks for: ``rng`` (a NumPy generator) and any key of ``[data]``, such as ``path``.
-    It returns rows that ``[data] partition`` makes clients of, ``(x, y)`` or ``(x, y, x_test, y_test)`` with x (N, ...)
-    and integer y (N,), or :class:`Examples`; or a list, or dict by name, of clients as ``bespoke.federate`` takes them.
-    Registering a name of yours again replaces it.
+    The parameters of ``load`` may be ``rng`` (a NumPy generator) and any key of ``[data]``, such as ``path``. It
+    returns rows that ``[data] partition`` divides among clients, ``(x, y)`` or ``(x, y, x_test, y_test)`` with x
+    (N, ...) and integer y (N,), or :class:`Examples`; or a list, or dict by name, of clients as ``bespoke.federate``
+    takes them. Registering your own name again replaces it.
     """
     DATASETS.register(name, load, "register_dataset")
 
 
 def federate_data(settings: DataSettings, seed: int, skip_empty: bool = False) -> FederatedData:
-    """The federation of a ``[data]`` table: settings and seed alone decide it, whatever the method."""
+    """Return the federation of a ``[data]`` table; it depends only on the settings and the seed, not on the method."""
     return partitioned(settings, seed, skip_empty)[0]
 
 
 def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> tuple[FederatedData, Partition]:
-    """The federation of :func:`federate_data`, and the partition it came from with its number of tries."""
+    """Return the federation of :func:`federate_data` and its partition, with the number of tries."""
     source = check_settings(settings)
     draws = generator(seed, LOAD)
     examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
@@ -69,23 +69,23 @@ def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> 
 
 
 def check_settings(settings: DataSettings) -> Function:
-    """Refuse what can be refused before any data is read, and return the data set."""
+    """Refuse wrong settings before any data is read, and return the data set."""
     check(settings, "[data]")
     source = DATASETS.find(settings.name, "[data] name")
     takes = source.takes(KEYS)
     if settings.name not in DATASETS.shipped:
-        takes |= {"num_classes", "test"}  # for rows and clients that are only arrays
+        takes |= {"num_classes", "test"}  # for rows and clients given as plain arrays
     _check_relevant(settings, "name", f"data set {settings.name}", takes)
     if settings.pool == "split" and "test" not in takes:
         refuse_given(settings, "[data]", ("test",), 'pool = "split"', ())
     _check_together(settings)
-    if settings.partition != "auto":  # which the data decide
+    if settings.partition != "auto":  # else the data decide
         _check_partition(settings)
     return source
 
 
 def _examples(found: Any, settings: DataSettings, rng: np.random.Generator) -> Examples:
-    """What a data set gave: examples, or rows or clients of a user's own that are made into them."""
+    """Turn what a data set returned into examples: examples themselves, or a user's rows or clients."""
     if isinstance(found, Examples):
         return found
     where = f"the data set {settings.name}"
@@ -109,13 +109,13 @@ def from_arrays(
     skip_empty: bool = False,
     classes: bool = True,
 ) -> FederatedData:
-    """The federation of clients that bring their own data: a list of them, or a dict by name.
+    """Return the federation of clients with their own data: a list of clients, or a dict by name.
 
     A client is ``(x, y)`` or ``(x, y, x_test, y_test)`` with x (n, ...) and integer y (n,), arrays or
     tensors; or a torch Dataset of (x, y) pairs, or ``(train_dataset, test_dataset)``. Where a client
     brings no test rows, a share ``test`` of its rows is drawn; ``validation`` is a share of its train rows.
-    The last ``new_clients`` are met only in evaluation. ``num_classes`` defaults to the largest label plus
-    one. Where targets are no ``classes``, y (n,) or (n, T) holds any numbers. uint8 examples are scaled to
+    The last ``new_clients`` appear only in evaluation. ``num_classes`` defaults to the largest label plus
+    one. Where targets are not ``classes``, y (n,) or (n, T) holds any numbers. uint8 examples are scaled to
     [-1, 1] unless a ``transform`` is given.
     """
     named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
@@ -125,7 +125,7 @@ def from_arrays(
     names = [client.name for client in arrays]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"two clients are named {twice!r}: give each a name of its own")
+        raise UserError(f"two clients are named {twice!r}: give each client a different name")
     settings = DataSettings(
         name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
     )
@@ -135,7 +135,7 @@ def from_arrays(
 
 
 def _check_relevant(settings: DataSettings, of: str, to: str, takes: Collection[str]) -> None:
-    """Refuse keys that belong ``of`` another key, but mean nothing ``to`` what that one chooses."""
+    """Refuse keys that depend on the key ``of`` but mean nothing ``to`` its value."""
     keys = [field.name for field in dataclasses.fields(settings) if field.metadata.get("of") == of]
     refuse_given(settings, "[data]", set(keys).difference(takes), to, [key for key in keys if key in takes])
 
@@ -143,7 +143,7 @@ def _check_relevant(settings: DataSettings, of: str, to: str, takes: Collection[
 def _check_partition(settings: DataSettings) -> None:
     """Refuse a partition that does not exist, and keys that mean nothing to it."""
     takes = PARTITIONS.find(settings.partition, "[data] partition").takes(KEYS)
-    if settings.partition == "domain":  # the partition inside each domain decides as well
+    if settings.partition == "domain":  # the partition inside each domain takes keys too
         takes &= {"inside"} | PARTITIONS[settings.inside].takes(KEYS)
     _check_relevant(settings, "partition", f"partition {settings.partition}", takes)
 
@@ -159,7 +159,7 @@ def _check_together(settings: DataSettings) -> None:
         _check_relevant(settings, of, f"{of} = {getattr(settings, of)!r}", takes)
     if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):
         raise UserError(
-            f"[data] folds = {settings.folds}, fold = {settings.fold}: give at least 2 folds, and one of 0..folds-1"
+            f"[data] folds = {settings.folds}, fold = {settings.fold}: give at least 2 folds, and a fold in 0..folds-1"
         )
     if settings.replay and (not settings.balance or settings.subsample < 1.0 or settings.folds or settings.validation):
         raise UserError(
@@ -175,25 +175,25 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         _check_partition(settings)
     scheme = settings.partition
     if scheme in PARTITIONS.shipped and scheme not in _WITHOUT_CLASSES and not examples.num_classes:
-        raise UserError(f'[data] partition = "{scheme}" deals rows by class, and the targets are no classes: use "iid"')
+        raise UserError(f'[data] partition = "{scheme}" deals rows by class, but targets are not classes: use "iid"')
     natural = scheme == "natural" and own > 0
     clients = settings.clients or (own if natural else DEFAULT_CLIENTS)
     if natural and clients > own:
         raise UserError(f"[data] clients is {clients}, but the data set has {own} clients of its own: lower it")
     if settings.new_clients >= clients:
         raise UserError(
-            f"{settings.new_clients} of {clients} clients cannot be new ones: lower [data] new_clients, "
-            "so that at least one takes part in training"
+            f"{settings.new_clients} of {clients} clients cannot be new: lower [data] new_clients, "
+            "so that at least one client takes part in training"
         )
     marks = examples.official_test
     if settings.pool == "split" and marks is None:
-        raise UserError(f'{settings.name!r} has no official test rows to keep apart: set [data] pool = "train+test"')
+        raise UserError(f'{settings.name!r} has no official test rows to keep separate: set [data] pool = "train+test"')
     apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
     if apart and not natural and not examples.num_classes:
-        raise UserError('[data] pool = "split" deals test rows by class, and the targets are no classes: leave it out')
+        raise UserError('[data] pool = "split" deals test rows by class, but the targets are not classes: leave it out')
     if apart and (settings.folds or settings.replay):
         key = "folds" if settings.folds else "replay"
-        raise UserError(f'[data] {key} makes test rows of its own: set pool = "train+test"')
+        raise UserError(f'[data] {key} makes its own test rows: set pool = "train+test"')
 
     rng = generator(seed, PARTITION)
     everything = _subsample(len(examples.y), settings.subsample, seed)
@@ -234,12 +234,12 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         skip_empty=skip_empty,
     )
     told = seen.conditions or (conditions if any(pairs) else ())
-    told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # who is left out
+    told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # of those kept
     return pool, found._replace(lists=lists, train=list(train), test=list(test), conditions=told)
 
 
 def _subsample(rows: int, share: float, seed: int) -> np.ndarray:
-    """The rows that take part at all, ascending."""
+    """Return the rows that are used at all, ascending."""
     if share == 1.0:
         return np.arange(rows)
     return np.sort(generator(seed, SUBSAMPLE).permutation(rows)[: max(1, share_of(share, rows))])

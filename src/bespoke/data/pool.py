@@ -1,4 +1,4 @@
-"""Rows of each client, cut into train, validation and test, and checked: the federation's pool."""
+"""The federation's pool: each client's rows, split into train, validation and test, and checked."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,18 +23,17 @@ Lists = Sequence[np.ndarray]
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
-    """The generator of one purpose of the data stream: equal seeds give equal federations to every method."""
+    """Return the generator for one purpose of the data stream: equal seeds give every method equal federations."""
     return np.random.default_rng(np.random.SeedSequence(seed % 2**64, spawn_key=(streams.DATA, purpose)))
 
 
 def cut(lists: Lists, settings: DataSettings, seed: int, test_lists: Lists | None = None) -> tuple[Lists, Lists, Lists]:
-    """Train, test and validation rows of clients that hold the rows ``lists``.
+    """Split the rows ``lists`` of each client into train, test and validation rows.
 
-    Of n rows floor((1 - test) n) are for training, drawn without regard to class; a client with one row
-    trains on it. With ``folds`` the shuffled rows are cut into so many parts, as equal as can be, and the
-    test rows are part ``fold``. ``test_lists`` gives the test rows instead, and all of ``lists`` are for
-    training. Of n train rows floor(keep n), at least one, and at most keep_rows are kept; of n that are
-    kept floor(validation n) are set aside.
+    Of n rows floor((1 - test) n) are for training, drawn regardless of class; a client with one row trains on
+    it. With ``folds`` the shuffled rows are cut into that many nearly equal parts, and part ``fold`` is the test
+    rows. ``test_lists`` gives the test rows instead, and all of ``lists`` are for training. Of n train rows
+    floor(keep n), at least one and at most keep_rows, are kept; of n kept rows floor(validation n) are set aside.
     """
     train, held, val = [], [], []
     test_rng, keep_rng, val_rng = (generator(seed, purpose) for purpose in (TEST, KEEP, VALIDATION))
@@ -59,7 +58,7 @@ def cut(lists: Lists, settings: DataSettings, seed: int, test_lists: Lists | Non
 
 
 def _draw(rows: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """``count`` rows drawn without replacement, and the others; both ascending."""
+    """Draw ``count`` rows without replacement; return them and the others, both ascending."""
     order = rng.permutation(len(rows))
     return rows[np.sort(order[:count])], rows[np.sort(order[count:])]
 
@@ -78,23 +77,21 @@ def pool_of(
     extra: Tree | None = None,
     skip_empty: bool = False,
 ) -> FederatedData:
-    """The federation's pool; whatever is wrong with the examples is told here in one sentence.
+    """Return the federation's pool; report anything wrong with the examples in one sentence.
 
     ``x`` (N, ...) and ``y`` (N,) hold all examples, ``train``, ``test`` and ``val`` each client's rows of
     them. ``y`` holds class numbers or, where ``num_classes`` is 0, any numbers (N,) or (N, T). The last
-    ``new_clients`` are met only in evaluation. ``extra`` holds each client's constants for the ``transform``,
-    leaves (clients, ...). A client without train rows is refused by name, or left out entirely with ``skip_empty``.
+    ``new_clients`` appear only in evaluation. ``extra`` holds each client's constants for the ``transform``,
+    leaves (clients, ...). A client without train rows is refused by name, or left out with ``skip_empty``.
     """
     if not train:
         raise UserError("there are no clients: give at least one")
     names = tuple(names) if names is not None else tuple(str(i) for i in range(len(train)))
     if not 0 <= new_clients < len(train):
-        raise UserError(
-            f"{new_clients} of {len(train)} clients cannot be new ones: at least one must take part in training"
-        )
+        raise UserError(f"{new_clients} of {len(train)} clients cannot be new: at least one must take part in training")
     x, y = as_inputs(x, "the data"), (as_labels if num_classes else as_targets)(y, "the data")
     if len(x) != len(y):
-        raise UserError(f"the data has {len(x)} rows in x and {len(y)} in y: give as many")
+        raise UserError(f"the data has {len(x)} rows in x and {len(y)} in y: give equally many")
 
     def holder(row: int) -> str:
         for i, name in enumerate(names):
@@ -106,19 +103,19 @@ def pool_of(
     if len(outside):
         raise UserError(
             f"{holder(outside[0])} has the label {y[outside[0]]}, outside 0..{num_classes - 1}: "
-            "number the classes from 0 and give the right number of them"
+            "number the classes from 0 and give the right num_classes"
         )
     for name, values in (("x", x), ("y", y)):
         sound = (np.abs(values) <= _LARGEST).reshape(len(values), -1).all(axis=1)
         if values.dtype.kind == "f" and not sound.all():
             raise UserError(
                 f"{holder(int(np.argmin(sound)))} has NaN, infinity or a number beyond float32 in {name}: "
-                "repair or drop such rows"
+                "fix or remove such rows"
             )
     keep = [i for i, rows in enumerate(train) if len(rows)]
     if len(keep) < len(train) and not skip_empty:
         empty = min(set(range(len(train))) - set(keep))
-        raise UserError(f"client {names[empty]!r} has no training rows: give it some, or set skip_empty to true")
+        raise UserError(f"client {names[empty]!r} has no training rows: give it some, or set skip_empty = true")
     training = sum(i < len(train) - new_clients for i in keep)
     if not training:
         raise UserError("no client of the training population has any training rows: give at least one some data")

@@ -1,1 +1,1 @@
-"""What happens to images."""
+"""Corruption, degradation, augmentation and normalisation of images."""

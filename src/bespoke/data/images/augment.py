@@ -1,7 +1,7 @@
-"""FedPCE's augmentation of training images: crop, flip, rotation and erasing, drawn anew for every image.
+"""FedPCE's augmentation of training images: crop, flip, rotation and erasing, drawn separately for every image.
 
 One batched gather does all of the geometry. Shapes are fixed and every draw comes from the key and the image's
-place in the batch, so it means the same for one client and under ``torch.func.vmap``.
+place in the batch, so the result is the same for one client and under ``torch.func.vmap``.
 """
 
 import math
@@ -15,12 +15,12 @@ PAD = 4
 FLIP, ROTATE, ERASE = 0.25, 0.25, 0.5  # probabilities
 DEGREES = 15.0
 SMALLEST, LARGEST = 1 / 64, 1 / 4  # area of an erased rectangle: 16 to 256 pixels of 32 x 32
-RATIO = 4.0  # its height by width is from 1/4 to 4
-DRAWS = 10  # uniform numbers an image
+RATIO = 4.0  # its height over its width is from 1/4 to 4
+DRAWS = 10  # uniform numbers per image
 
 
 def augment(key: Tensor, x: Tensor, fill: Tensor) -> Tensor:
-    """Images ``x`` (B, C, H, W) cropped, flipped, rotated and erased; what is uncovered becomes ``fill`` (C, 1, 1)."""
+    """Crop, flip, rotate and erase images ``x`` (B, C, H, W); uncovered pixels become ``fill`` (C, 1, 1)."""
     u = rng.uniform(key, (x.shape[-4], DRAWS), torch.float64)
     return erase(move(x, u[:, :5], fill), u[:, 5:], fill)
 
@@ -51,9 +51,9 @@ def move(x: Tensor, u: Tensor, fill: Tensor) -> Tensor:
 
 
 def erase(x: Tensor, u: Tensor, fill: Tensor) -> Tensor:
-    """A rectangle becomes ``fill`` with p = .5: its area is uniform, its log ratio uniform, its place uniform.
+    """Set a rectangle to ``fill`` with p = .5; its area, log ratio and place are uniform.
 
-    ``u`` (B, 5) are uniform numbers: whether, area, ratio, top and left.
+    ``u`` (B, 5) are uniform numbers: whether to erase, area, ratio, top and left.
     """
     height, width = x.shape[-2:]
     low, high = math.ceil(SMALLEST * height * width), math.floor(LARGEST * height * width)

@@ -1,4 +1,4 @@
-"""Which client gets which corruption, and the corrupted images, made once and kept."""
+"""The corruption of each client, and the corrupted images, computed once and stored."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from bespoke.data.sources import store
 from bespoke.errors import UserError
 from bespoke.files import write_whole
 
-EDITION = b"corruptions 1"  # changes with the rules, so that older files are not taken
+EDITION = b"corruptions 1"  # changes with the rules, so that older files are not used
 
 
 def assign(settings: DataSettings, clients: int) -> list[Pair | None]:
-    """The corruption of each client, or None for a clean one.
+    """Return the corruption of each client, or None for a clean one.
 
     ``corrupt = "cifar_s"`` counts the corrupted clients i = 0, 1, ...: the corruption is number i mod 10; the
-    severity is i mod 5 + 1 with ``pairs = "code"``, which makes ten pairs of them, and (i div 10) mod 5 + 1
-    with ``pairs = "paper"``, which makes all fifty.
+    severity is i mod 5 + 1 with ``pairs = "code"``, which gives ten pairs, and (i div 10) mod 5 + 1 with
+    ``pairs = "paper"``, which gives all fifty.
     """
     if not settings.corrupt:
         return [None] * clients
@@ -30,7 +30,9 @@ def assign(settings: DataSettings, clients: int) -> list[Pair | None]:
         "all": range(clients),
     }[settings.corrupt_clients]
     if not len(chosen):
-        raise UserError(f"[data] corrupt_clients = {settings.corrupt_clients!r} means nobody: set [data] new_clients")
+        raise UserError(
+            f"[data] corrupt_clients = {settings.corrupt_clients!r} selects no client: set [data] new_clients"
+        )
     if settings.corrupt == CIFAR_S:
         names = list(CORRUPTIONS)
         number = (lambda i: i) if settings.pairs == "code" else (lambda i: i // len(names))
@@ -42,13 +44,13 @@ def assign(settings: DataSettings, clients: int) -> list[Pair | None]:
 
 
 def corrupted(x: np.ndarray, lists: Sequence[np.ndarray], pairs: Sequence[Pair | None]) -> np.ndarray:
-    """A copy of ``x``, uint8 (N, C, H, W), with each client's rows corrupted by its pair.
+    """Return a copy of ``x``, uint8 (N, C, H, W), with each client's rows corrupted by its pair.
 
-    What was made is kept in the folder of data sets, named by a hash of the images, rows and pairs.
+    The result is stored in the data folder, named by a hash of the images, rows and pairs.
     """
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3):
         raise UserError(
-            f"[data] corrupt is for images of bytes, uint8 (rows, 1 or 3 channels, height, width), not {x.dtype} "
+            f"[data] corrupt needs 8-bit images, uint8 (rows, 1 or 3 channels, height, width), not {x.dtype} "
             f"of shape {x.shape}: leave it out"
         )
     of: dict[Pair, list[np.ndarray]] = {}
@@ -83,7 +85,7 @@ def _name(rows_of: dict[Pair, np.ndarray], clean: np.ndarray) -> str:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The kept images, or None where there are none or they were damaged: the hash lies beside them."""
+    """Return the stored images, or None if there are none or the hash beside them does not match."""
     try:
         digest = path.with_suffix(".sha256").read_text()
         found = np.load(path, allow_pickle=False)
@@ -94,7 +96,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(path: Path, found: np.ndarray) -> None:
-    """Keep the images whole or not at all; a folder that cannot be written only costs the time to make them anew."""
+    """Store the images completely or not at all; if the folder is not writable, they are only computed again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with store.locked(path.parent.name):

@@ -1,7 +1,7 @@
 """The ten corruptions of CIFAR-S at five severities, with the constants of CIFAR-10-C, batched in NumPy.
 
-An image's randomness depends on the corruption, the severity and the image's row in its data set alone: it is the
-same in every federation, as if the corrupted sets had been made once for all.
+An image's randomness depends only on the corruption, the severity and the image's row in its data set: it is the
+same in every federation, as if the corrupted sets had been generated once.
 """
 
 import io
@@ -20,27 +20,27 @@ SEVERITIES = 5
 CIFAR_S = "cifar_s"  # all corruptions, one pair of a corruption and a severity per client
 _AT_ONCE = 1000  # images
 
-Draws = Sequence[np.random.Generator]  # one generator for each image
+Draws = Sequence[np.random.Generator]  # one generator per image
 
 
 def gaussian_noise(x: np.ndarray, sigma: float, draws: Draws) -> np.ndarray:
-    """Normal noise on every value of x (n, H, W, C) in [0, 1]."""
+    """Add normal noise to every value of x (n, H, W, C) in [0, 1]."""
     return x + sigma * np.stack([draw.standard_normal(x.shape[1:]) for draw in draws])
 
 
 def shot_noise(x: np.ndarray, rate: float, draws: Draws) -> np.ndarray:
-    """Poisson counts of ``rate`` x, divided by ``rate``."""
+    """Draw Poisson counts with mean ``rate`` x, divided by ``rate``."""
     return np.stack([draw.poisson(image) for draw, image in zip(draws, rate * x, strict=True)]) / rate
 
 
 def impulse_noise(x: np.ndarray, amount: float, draws: Draws) -> np.ndarray:
-    """A share ``amount`` of all values becomes 0 or 1, each half of the time; channels on their own."""
+    """Set a share ``amount`` of all values to 0 or 1, each half of the time; channels are independent."""
     u = np.stack([draw.random(x.shape[1:]) for draw in draws])
     return np.where(u < amount, (u < amount / 2).astype(x.dtype), x)
 
 
 def defocus_blur(x: np.ndarray, disk: tuple[float, float], draws: Draws) -> np.ndarray:
-    """A small disk of radius r, itself blurred by a 3x3 Gaussian; borders are mirrored about the last pixel."""
+    """Blur with a small disk, itself blurred by a 3x3 Gaussian; borders are mirrored about the last pixel."""
     kernel = disk_kernel(*disk)
     reach = len(kernel) // 2
     padded = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="reflect")
@@ -52,7 +52,7 @@ def defocus_blur(x: np.ndarray, disk: tuple[float, float], draws: Draws) -> np.n
 
 
 def disk_kernel(radius: float, blur: float) -> np.ndarray:
-    """The kernel (5, 5) of a disk with radius below 2."""
+    """Return the kernel (5, 5) of a disk with radius below 2."""
     line = np.arange(-2, 3)
     disk = (line[:, None] ** 2 + line**2 <= radius**2).astype(np.float64)
     side = np.exp(-0.5 / blur**2)
@@ -63,7 +63,7 @@ def disk_kernel(radius: float, blur: float) -> np.ndarray:
 
 
 def motion_blur(x: np.ndarray, kernel: tuple[int, float], draws: Draws) -> np.ndarray:
-    """A one-sided Gaussian trail of 2 radius + 1 taps at an angle from -45 to 45 degrees; edges are repeated.
+    """Blur along a one-sided Gaussian trail of 2 radius + 1 taps at -45 to 45 degrees; edges are repeated.
 
     The result is rounded to 8 bits.
     """
@@ -84,7 +84,7 @@ def motion_blur(x: np.ndarray, kernel: tuple[int, float], draws: Draws) -> np.nd
 
 
 def brightness(x: np.ndarray, added: float, draws: Draws) -> np.ndarray:
-    """The value of the HSV colour is raised; hue and saturation stay."""
+    """Raise the value of the HSV colour; hue and saturation stay."""
     value = x.max(axis=3, keepdims=True)
     raised = np.minimum(value + added, 1.0)
     black = value == 0
@@ -92,13 +92,13 @@ def brightness(x: np.ndarray, added: float, draws: Draws) -> np.ndarray:
 
 
 def contrast(x: np.ndarray, factor: float, draws: Draws) -> np.ndarray:
-    """Every channel is pulled towards its mean over the image."""
+    """Pull every channel towards its mean over the image."""
     mean = x.mean(axis=(1, 2), keepdims=True)
     return (x - mean) * factor + mean
 
 
 def jpeg_compression(x: np.ndarray, quality: int, draws: Draws) -> np.ndarray:
-    """There and back through JPEG, with Pillow's defaults."""
+    """Compress to JPEG and decompress, with Pillow's defaults."""
     levels = np.round(255.0 * x).astype(np.uint8)
     return np.stack([_through_jpeg(image, quality) for image in levels]) / 255.0
 
@@ -117,7 +117,7 @@ class Corruption(NamedTuple):
     label: str  # as shown to readers
 
 
-# In the order in which pFedFDA hands them out.
+# In the order in which pFedFDA assigns them.
 CORRUPTIONS: dict[str, Corruption] = {
     "motion_blur": Corruption(motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)), "motion blur"),
     "defocus_blur": Corruption(
@@ -145,7 +145,7 @@ class Pair(NamedTuple):
 
 
 def takes(text: str) -> tuple[str, ...]:
-    """The settings that a value of ``[data] corrupt`` takes, which is checked."""
+    """Check a value of ``[data] corrupt``, and return the settings that it takes."""
     if text in ("", CIFAR_S):
         return ("corrupt_clients", "pairs") if text else ()
     parse(text)
@@ -153,7 +153,7 @@ def takes(text: str) -> tuple[str, ...]:
 
 
 def parse(text: str) -> Pair:
-    """``NAME:SEVERITY`` as a pair."""
+    """Parse ``NAME:SEVERITY`` as a pair."""
     name, _, severity = text.partition(":")
     if name not in CORRUPTIONS:
         names = [CIFAR_S, *CORRUPTIONS]
@@ -167,9 +167,9 @@ def parse(text: str) -> Pair:
 
 
 def corrupt(x: np.ndarray, pair: Pair, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Images ``x``, uint8 (n, C, H, W), corrupted; ``rows`` (n,) are their places in the data set.
+    """Corrupt images ``x``, uint8 (n, C, H, W); ``rows`` (n,) are their places in the data set.
 
-    The result is cut to 0..255 and truncated to whole levels, as CIFAR-10-C is.
+    The result is clipped to 0..255 and truncated to whole levels, as in CIFAR-10-C.
     """
     rule, constants, _ = CORRUPTIONS[pair.name]
     out = np.empty_like(x)
@@ -178,12 +178,12 @@ def corrupt(x: np.ndarray, pair: Pair, rows: Sequence[int] | np.ndarray) -> np.n
         images = np.ascontiguousarray(x[part].transpose(0, 2, 3, 1)) / 255.0
         draws = [generator(pair, int(row)) for row in rows[part]]
         found = np.clip(rule(images, constants[pair.severity - 1], draws), 0.0, 1.0)
-        # The small term keeps a level that is whole but for the last bit of a float.
+        # The small term keeps a level that is a whole number up to the last bit of a float.
         out[part] = np.floor(255.0 * found + 1e-6).astype(np.uint8).transpose(0, 3, 1, 2)
     return out
 
 
 def generator(pair: Pair, row: int) -> np.random.Generator:
-    """The generator of one image: by corruption, severity and row, and nothing else."""
+    """Return the generator for one image, which depends only on corruption, severity and row."""
     key = np.array([zlib.crc32(pair.name.encode()), pair.severity], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, row, 0], dtype=np.uint64)))

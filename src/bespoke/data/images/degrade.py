@@ -1,7 +1,7 @@
-"""FedPCE's degradations: Gaussian noise that is new at every access, and a colour jitter fixed per client.
+"""FedPCE's degradations: Gaussian noise redrawn at every access, and a colour jitter fixed per client.
 
 All of it works on images in [0, 1], (B, 3, H, W), with fixed shapes and the client's parameters as tensors, so
-that it means the same for one client and under ``torch.func.vmap``.
+the result is the same for one client and under ``torch.func.vmap``.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from bespoke.core import rng
 from bespoke.core.tree import Tree
 
-# What [data] degrade may name, each with the settings it takes.
+# The values of [data] degrade, each with the settings it takes.
 DEGRADATIONS: dict[str, tuple[str, ...]] = {"none": (), "fedpce": ("jitter_order", "noise_at")}
 
 LOW_VARIANCE, HIGH_VARIANCE = 0.005, 1.0
@@ -21,11 +21,11 @@ GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue
 
 
 def parameters(kinds: Sequence[str], ranks: Sequence[int], draws: np.random.Generator) -> Tree:
-    """Each client's own constants, by its kind (noise, jitter or imbalance) and number within the kind.
+    """Return each client's constants, by its kind (noise, jitter or imbalance) and number within the kind.
 
     ``variance`` (M,) rises evenly from 0.005 to 1 over the noise clients, and is 0 elsewhere. ``jitter`` (M,)
-    tells who is jittered. ``amounts`` (M, 4) are brightness, contrast and saturation factors from 0.5 to 1.5
-    and a hue shift from -0.5 to 0.5, each spread evenly and permuted on its own over the jitter clients.
+    marks the jitter clients. ``amounts`` (M, 4) are brightness, contrast and saturation factors from 0.5 to 1.5
+    and a hue shift from -0.5 to 0.5, each spread evenly and permuted separately over the jitter clients.
     ``order`` (M, 4) is the order of the four changes, drawn once per client.
     """
     clients = len(kinds)
@@ -49,20 +49,20 @@ def parameters(kinds: Sequence[str], ranks: Sequence[int], draws: np.random.Gene
 
 
 def noise(key: Tensor, x: Tensor, variance: Tensor) -> Tensor:
-    """``x`` (B, C, H, W) plus Gaussian noise of a variance (), drawn from ``key`` (2,); nothing is clipped."""
+    """Add Gaussian noise of a variance (), drawn from ``key`` (2,), to ``x`` (B, C, H, W), without clipping."""
     return x + variance.sqrt() * rng.normal(key, x.shape, x.dtype)
 
 
 def drawn_order(key: Tensor) -> Tensor:
-    """A random order of the four colour changes: int64 (4,)."""
+    """Draw a random order of the four colour changes: int64 (4,)."""
     return rng.shuffle(key, 4, 4)
 
 
 def jitter(x: Tensor, amounts: Tensor, order: Tensor) -> Tensor:
-    """``x`` (B, 3, H, W) in [0, 1] after brightness, contrast, saturation and hue, in an ``order`` (4,).
+    """Change brightness, contrast, saturation and hue of ``x`` (B, 3, H, W) in [0, 1], in the ``order`` (4,).
 
-    ``amounts`` (4,) are the three factors and the shift. The order is data: in each of four places all four
-    changes are computed and the right one is taken.
+    ``amounts`` (4,) are the three factors and the shift. The order is data: at each of four positions all four
+    changes are computed and the right one is selected.
     """
     for place in range(4):
         which = order[place]
@@ -74,31 +74,31 @@ def jitter(x: Tensor, amounts: Tensor, order: Tensor) -> Tensor:
 
 
 def grey(x: Tensor) -> Tensor:
-    """The luma of ``x`` (B, 3, H, W): (B, 1, H, W)."""
+    """Return the luma of ``x`` (B, 3, H, W): (B, 1, H, W)."""
     r, g, b = x.unbind(dim=-3)
     return (GREY[0] * r + GREY[1] * g + GREY[2] * b).unsqueeze(-3)
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
-    """``factor`` x, clipped to [0, 1]."""
+    """Return ``factor`` x, clipped to [0, 1]."""
     return (factor * x).clamp(0.0, 1.0)
 
 
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """x pulled towards the image's mean luma, clipped to [0, 1]."""
+    """Pull x towards the image's mean luma, clipped to [0, 1]."""
     mean = grey(x).mean(dim=(-3, -2, -1), keepdim=True)
     return (factor * x + (1.0 - factor) * mean).clamp(0.0, 1.0)
 
 
 def saturation(x: Tensor, factor: Tensor) -> Tensor:
-    """x pulled towards its own luma, clipped to [0, 1]."""
+    """Pull x towards its own luma, clipped to [0, 1]."""
     return (factor * x + (1.0 - factor) * grey(x)).clamp(0.0, 1.0)
 
 
 def hue(x: Tensor, shift: Tensor) -> Tensor:
-    """x with its hue turned by ``shift`` of the full circle; value and saturation stay.
+    """Turn the hue of x by ``shift`` of the full circle; value and saturation stay.
 
-    A colour of value v and chroma c has the channel v - c clamp(min(k, 4 - k), 0, 1), k = (n + 6 hue) mod 6,
+    A colour of value v and chroma c has the channels v - c clamp(min(k, 4 - k), 0, 1), k = (n + 6 hue) mod 6,
     with n = 5, 3, 1 for red, green and blue.
     """
     r, g, b = x.unbind(dim=-3)

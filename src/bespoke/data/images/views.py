@@ -1,4 +1,4 @@
-"""What happens to images at every access, put together in one place: degrade, augment, normalise."""
+"""The transform of images at every access: degrade, augment, normalise."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,7 +30,7 @@ MOMENTS = {
 
 
 class Views(NamedTuple):
-    """How a client sees its images: the transform, its own constants, and a word on each client."""
+    """How clients see their images: the transform, each client's constants, and a description of its condition."""
 
     transform: Transform | None
     extra: Tree  # leaves (clients, ...)
@@ -38,7 +38,7 @@ class Views(NamedTuple):
 
 
 def views(examples: Examples, found: Partition, settings: DataSettings, seed: int) -> Views:
-    """The transform of a ``[data]`` table, for the clients of a partition."""
+    """Return the transform of a ``[data]`` table, for the clients of a partition."""
     if (settings.degrade, settings.augment, settings.normalise) == ("none", "none", "auto"):
         return Views(examples.transform, {}, ())
     _check_images(examples, settings)
@@ -46,16 +46,16 @@ def views(examples: Examples, found: Partition, settings: DataSettings, seed: in
     conditions: tuple[str, ...] = ()
     if settings.degrade == "fedpce":
         if not set(found.kinds) <= set(KINDS) or not found.kinds:
-            raise UserError('[data] degrade = "fedpce" goes by kinds of clients: set partition = "degradations"')
+            raise UserError('[data] degrade = "fedpce" needs kinds of clients: set partition = "degradations"')
         extra |= degrade.parameters(found.kinds, found.ranks, generator(seed, DEGRADE))
         conditions = tuple(_condition(kind, i, extra) for i, kind in enumerate(found.kinds))
     return Views(compose(settings), extra, conditions)
 
 
 def constants(settings: DataSettings, clients: int) -> Tree:
-    """What normalisation needs, the same for every client: ``mean`` and ``deviation``, (clients, 1 or 3, 1, 1).
+    """Return the constants of normalisation, equal for all clients: ``mean``, ``deviation`` (clients, 1 or 3, 1, 1).
 
-    They travel with the clients' own constants, so that nothing is copied to the device at an access.
+    They are stored with the clients' own constants, so that no access copies anything to the device.
     """
     moments = MOMENTS["symmetric" if settings.normalise == "auto" else settings.normalise]
     mean, deviation = (torch.tensor(values)[None, :, None, None].repeat(clients, 1, 1, 1) for values in moments)
@@ -63,9 +63,9 @@ def constants(settings: DataSettings, clients: int) -> Tree:
 
 
 def compose(settings: DataSettings) -> Transform:
-    """uint8 images (B, C, H, W) as the model takes them: jitter, augment, noise, normalise.
+    """Return the transform of uint8 images (B, C, H, W) for the model: jitter, augment, noise, normalise.
 
-    What augmentation uncovers has the mean colour, which is 0 after normalisation. With
+    Pixels that augmentation uncovers get the mean colour, which is 0 after normalisation. With
     ``noise_at = "before"`` the noise comes before the augmentation.
     """
     degraded, augmented = settings.degrade == "fedpce", settings.augment == "fedpce"
@@ -92,9 +92,7 @@ def _check_images(examples: Examples, settings: DataSettings) -> None:
     asked = [key for key in ("degrade", "augment") if getattr(settings, key) != "none"]
     asked += ["normalise"] if settings.normalise != "auto" else []
     if examples.transform is not None or examples.x.dtype != "uint8" or examples.x.ndim != 4:
-        raise UserError(
-            f"[data] {asked[0]} is for images of bytes 0..255, which {settings.name!r} does not hold: leave it out"
-        )
+        raise UserError(f"[data] {asked[0]} needs 8-bit images, which {settings.name!r} does not hold: leave it out")
     coloured = settings.degrade != "none" or settings.normalise in ("cifar", "imagenet")
     if coloured and examples.x.shape[1] != 3:
         key = "degrade" if settings.degrade != "none" else "normalise"

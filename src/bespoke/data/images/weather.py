@@ -1,6 +1,6 @@
-"""Fog and a frost-like texture: the two corruptions that lay a picture over the image.
+"""Fog and a frost-like texture: the two corruptions that overlay the image with a picture.
 
-CIFAR-10-C's frost uses photographs of third parties. Here the texture is drawn: ridged plasma noise and ice
+CIFAR-10-C's frost uses third-party photographs. Here the texture is drawn: ridged plasma noise and ice
 needles in pale blue, so results on it are "frost-like" and not frost.
 """
 
@@ -13,12 +13,12 @@ Draws = Sequence[np.random.Generator]
 
 # Height and width of the five frost pictures: those of the photographs after CIFAR-10-C's resizing to a fifth.
 FROST_SIZES = ((120, 180), (63, 112), (63, 112), (70, 105), (99, 132))
-_NEEDLES = 60  # on 128 x 128 pixels
+_NEEDLES = 60  # per 128 x 128 pixels
 _ICE = np.array([0.86, 0.94, 1.0])  # pale blue
 
 
 def plasma(draws: Draws, size: int, decay: float) -> np.ndarray:
-    """Diamond-square clouds on a torus, one a generator: (n, size, size) from 0 to 1; size is a power of two.
+    """Draw diamond-square clouds on a torus, one per generator: (n, size, size) in [0, 1]; size is a power of two.
 
     At each step the centres of all squares are set to the mean of their corners, then the midpoints of all
     edges to the mean of their four neighbours, plus wibble U(-wibble, wibble); wibble starts at 100 and is
@@ -48,7 +48,7 @@ def plasma(draws: Draws, size: int, decay: float) -> np.ndarray:
 
 
 def fog(x: np.ndarray, constants: tuple[float, float], draws: Draws) -> np.ndarray:
-    """Clouds of an amount a over x (n, H, W, C): (x + a clouds) m / (m + a), with m the image's largest value."""
+    """Add clouds of amount a to x (n, H, W, C): (x + a clouds) m / (m + a), with m the image's largest value."""
     amount, decay = constants
     height, width = x.shape[1:3]
     size = max(2, 1 << (max(height, width) - 1).bit_length())
@@ -58,7 +58,7 @@ def fog(x: np.ndarray, constants: tuple[float, float], draws: Draws) -> np.ndarr
 
 
 def frost(x: np.ndarray, constants: tuple[float, float], draws: Draws) -> np.ndarray:
-    """a x + b texture, with a random piece of one of five frost-like pictures (n, H, W, C)."""
+    """Return a x + b texture (n, H, W, C), the texture a random piece of one of five frost-like pictures."""
     kept, added = constants
     height, width, channels = x.shape[1:]
     pieces = np.empty_like(x)
@@ -74,7 +74,7 @@ def frost(x: np.ndarray, constants: tuple[float, float], draws: Draws) -> np.nda
 
 @lru_cache
 def frost_picture(number: int, image: int = 32) -> np.ndarray:
-    """One of the five pictures, (H, W, 3) in [0, 1]; they grow with images beyond 32 pixels."""
+    """Draw one of the five pictures, (H, W, 3) in [0, 1], scaled up for images beyond 32 pixels."""
     scale = max(1, -(-image // 32))
     height, width = (scale * side for side in FROST_SIZES[number])
     draw = np.random.Generator(np.random.Philox(key=np.array([0xF057, number], dtype=np.uint64)))
@@ -87,7 +87,7 @@ def frost_picture(number: int, image: int = 32) -> np.ndarray:
 
 
 def _needles(draw: np.random.Generator, size: int) -> np.ndarray:
-    """Ice needles with side branches at 60 degrees, slightly blurred, on a torus: (size, size) in [0, 1]."""
+    """Draw ice needles with side branches at 60 degrees, slightly blurred, on a torus: (size, size) in [0, 1]."""
     field = np.zeros((size, size))
     for _ in range(_NEEDLES * size**2 // 128**2):
         start, heading = draw.uniform(0, size, 2), draw.uniform(0, 2 * np.pi)

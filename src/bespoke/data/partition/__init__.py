@@ -1,1 +1,1 @@
-"""How rows become clients."""
+"""Partitions: how rows become clients."""

@@ -1,6 +1,6 @@
 """How rows become clients: pure functions of the labels and a generator.
 
-Each returns a :class:`Partition`: one ascending array of row numbers for each client, disjoint.
+Each returns a :class:`Partition`: one ascending array of row numbers per client, disjoint.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ _DRAWS_AT_ONCE = 2**22  # numbers in the largest array of a batch of tries
 
 
 class Partition(NamedTuple):
-    """Rows of each client, how many draws it took, and what else a scheme decides about its clients."""
+    """The rows of each client, the number of draws, and what else a scheme decides about its clients."""
 
-    lists: list[np.ndarray]  # int64 (n_i,) for each client
+    lists: list[np.ndarray]  # int64 (n_i,) per client
     tries: int = 1
     test: list[np.ndarray] | None = None  # the test rows among ``lists``, where the scheme splits as well,
     train: list[np.ndarray] | None = None  # and the train rows
@@ -27,11 +27,11 @@ class Partition(NamedTuple):
     conditions: tuple[str, ...] = ()  # what is done to each client's images; empty = nothing to anyone
 
     def names(self) -> tuple[str, ...] | None:
-        """The clients' names, where they belong to groups: ``mnist-0``, ``mnist-1``, ..."""
+        """Return the clients' names, where they belong to groups: ``mnist-0``, ``mnist-1``, ..."""
         return tuple(f"{kind}-{rank}" for kind, rank in zip(self.kinds, self.ranks, strict=True)) or None
 
     def hash(self) -> str:
-        """What tells two partitions apart: 16 digits over the clients' rows and, where it is known, their split."""
+        """Return 16 digits that identify a partition: the clients' rows and, where it is known, their split."""
         digest = hashlib.sha256()
         for rows in (*self.lists, *(self.test or ()), *(self.train or ())):
             digest.update(len(rows).to_bytes(8, "little"))
@@ -39,7 +39,7 @@ class Partition(NamedTuple):
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """What a run's record says of it."""
+        """Return the partition's part of a run's record."""
         told: dict[str, Any] = {"partition": self.hash(), "tries": self.tries}
         return told | ({"conditions": list(self.conditions)} if self.conditions else {})
 
@@ -47,7 +47,7 @@ class Partition(NamedTuple):
 def iid(labels: np.ndarray, rng: np.random.Generator, clients: int) -> Partition:
     """Shuffle all rows and cut them into equal parts.
 
-    ``labels`` (N,) only count the rows; sizes differ by one at most.
+    Only the number of ``labels`` (N,) matters; sizes differ by at most one.
     """
     check_clients(len(labels), clients)
     return Partition([np.sort(rows) for rows in np.array_split(rng.permutation(len(labels)), clients)])
@@ -61,20 +61,20 @@ def dirichlet(
     min_rows: int = 1,
     balance: bool = True,
 ) -> Partition:
-    """Each class of ``labels`` (N,) is spread over the M clients by shares p ~ Dir(alpha, ..., alpha).
+    """Spread each class of ``labels`` (N,) over the M clients by shares p ~ Dir(alpha, ..., alpha).
 
     With ``balance`` a client that already holds N/M rows or more gets p = 0 and the others' shares are
     scaled up. The n_k rows of a class are cut at floor(cumsum(p) n_k), and the last client takes the
-    rest. The whole is redrawn until every client has ``min_rows`` rows. What a client holds depends on
-    the labels only through n_k, so counts are drawn for many tries at once and rows are dealt out for
-    the accepted one alone.
+    rest. Everything is redrawn until every client has ``min_rows`` rows. Counts depend on the labels
+    only through n_k, so they are drawn for many tries at once, and rows are dealt only for the accepted
+    try.
     """
     if not alpha > 0:
         raise UserError(f"[data] alpha must be greater than 0, not {alpha!r}")
     check_clients(len(labels), clients)
     if min_rows * clients > len(labels):
         raise UserError(
-            f"{clients} clients of at least {min_rows} rows need more than the {len(labels)} rows there are: "
+            f"{clients} clients with at least {min_rows} rows each need more than the {len(labels)} rows there are: "
             "lower [data] min_rows or clients"
         )
     classes, sizes = np.unique(labels, return_counts=True)
@@ -98,7 +98,7 @@ def dirichlet(
 def dirichlet_counts(
     rng: np.random.Generator, sizes: np.ndarray, clients: int, alpha: float, balance: bool, tries: int
 ) -> np.ndarray:
-    """Rows of each class on each client in independent tries: int64 (tries, classes, clients).
+    """Draw the rows of each class on each client in independent tries: int64 (tries, classes, clients).
 
     ``sizes`` (classes,) are the rows n_k of each class. Dirichlet shares are normalised gamma draws; they
     are drawn as logarithms, because for a small alpha the draws themselves would underflow to zero.
@@ -109,7 +109,7 @@ def dirichlet_counts(
     for k, size in enumerate(sizes):
         logs = np.log(rng.standard_gamma(alpha + 1.0, held.shape)) - rng.standard_exponential(held.shape) / alpha
         if balance:
-            logs[held >= even] = -np.inf  # never all of them: a class is still to come
+            logs[held >= even] = -np.inf  # never all clients: a class is still to come
         cuts = np.exp(logs - logs.max(axis=1, keepdims=True)).cumsum(axis=1)
         cuts = np.floor(cuts / cuts[:, -1:] * size).astype(np.int64)
         counts[:, k] = np.diff(cuts, axis=1, prepend=0)
@@ -127,10 +127,10 @@ def pathological(
 ) -> Partition:
     """Give each client classes_per_client distinct classes.
 
-    ``labels`` are (N,). With an ``even`` draw every class goes to as many clients as any other, give or take one; with
-    an ``independent`` one each client draws its own classes. With ``rows_per_class`` a client has so many rows of each
+    ``labels`` are (N,). With an ``even`` draw every class goes to equally many clients, give or take one; with an
+    ``independent`` draw each client draws its own classes. With ``rows_per_class`` a client has this many rows of each
     of its classes and the rest is left out; with 0 the rows of a class are split evenly among its clients. Classes that
-    nobody drew are left out.
+    no client drew are left out.
     """
     check_clients(len(labels), clients)
     classes, sizes = np.unique(labels, return_counts=True)
@@ -142,7 +142,7 @@ def pathological(
     free = np.full(len(classes), clients * classes_per_client // len(classes))
     free[rng.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
     for client in rng.permutation(clients):
-        # The classes with most slots left, at random among equals: this order never runs into a dead end.
+        # The classes with the most slots left, at random among equals: this order never reaches a dead end.
         own = np.lexsort((rng.random(len(classes)), -free if class_draw == "even" else 0 * free))[:classes_per_client]
         free[own] -= 1
         counts[own, client] = 1
@@ -167,7 +167,7 @@ def pathological(
 def natural(owners: np.ndarray | None, clients: int) -> Partition:
     """Keep the data set's own clients.
 
-    They are the first ``clients`` of them, by the ``owners`` (N,) of the rows: 0, 1, ...
+    These are the first ``clients`` clients, by the ``owners`` (N,) of the rows: 0, 1, ...
     """
     if owners is None:
         raise UserError(
@@ -181,8 +181,8 @@ def follow(
 ) -> list[np.ndarray]:
     """Deal out other rows in the proportions of a partition: positions in ``others`` (R,) for each client.
 
-    A client that holds a share s of a class in ``lists`` (rows of ``labels`` (N,)) gets the share s of that
-    class in ``others``, to the row. Rows of a class that no client holds are left out.
+    A client that holds a share s of a class in ``lists`` (rows of ``labels`` (N,)) gets the share s of that class in
+    ``others``, up to rounding. Rows of a class that no client holds are left out.
     """
     classes = np.unique(others)
     counts = np.zeros((len(classes), len(lists)), dtype=np.int64)
@@ -194,7 +194,7 @@ def follow(
 
 
 def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Shuffle the rows of each class and hand out ``counts`` (classes, clients) of them."""
+    """Shuffle the rows of each class and deal out ``counts`` (classes, clients) of them."""
     hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
     for label, count in zip(classes, counts, strict=True):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -204,8 +204,8 @@ def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.ra
 
 
 def check_clients(rows: int, clients: int) -> None:
-    """Refuse a number of clients that so many rows cannot serve."""
+    """Refuse a number of clients that is below one or above the number of rows."""
     if clients < 1:
-        raise UserError(f"[data] clients is {clients}: there must be at least one")
+        raise UserError(f"[data] clients is {clients}: give at least one")
     if clients > rows:
         raise UserError(f"{clients} clients are more than the {rows} rows there are: lower [data] clients")

@@ -23,11 +23,11 @@ def domain(
     balance: bool = True,
     inside: str = "dirichlet",
 ) -> Partition:
-    """Make as many clients of each domain of the data set.
+    """Make equally many clients from each domain of the data set.
 
-    ``domains`` (N,) holds positions in ``domain_names``; no client is in two domains. Inside a domain its rows become
-    clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New clients are drawn at random, as many from each
-    domain, and come last.
+    ``domains`` (N,) holds positions in ``domain_names``; no client is in two domains. The rows of a domain become
+    clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New clients are drawn at random, equally many from
+    each domain, and come last.
     """
     if domains is None:
         raise UserError('the data set has no domains: set [data] partition to another scheme, such as "dirichlet"')
@@ -54,17 +54,18 @@ def degradations(
     balance: bool = True,
     official: np.ndarray | None = None,
 ) -> Partition:
-    """Make thirds of even, even and unequal classes, for noise, jitter and imbalance.
+    """Make a third of the clients each for noise and jitter (even classes) and imbalance (unequal classes).
 
     These are FedPCE's 2M noise clients, 2M jitter clients, and M pairs of clients with unequal classes. A noise or
     jitter client gets an even share of every class of ``labels`` (N,). A pair shares twice as much, class by class by a
     two-dimensional Dir(alpha), alpha from 0.1 to 10 over the pairs, with the balance rule and redrawn until both have
     ``min_rows`` rows. ``official`` (N,) marks official test rows: they are spread in the same proportions as the train
-    rows, and the rules look at each part alone. New clients are drawn at random, as many of each kind, and come last.
+    rows, and the rules apply to each part separately. New clients are drawn at random, equally many of each kind, and
+    come last.
     """
     each = _per_group(clients, new_clients, len(KINDS), "three degradations")
     if each % 2:
-        raise UserError(f"{clients} clients cannot be thirds made of pairs: give a multiple of 6 as [data] clients")
+        raise UserError(f"{clients} clients cannot be split into thirds of pairs: make [data] clients a multiple of 6")
     if official is None:
         official = np.zeros(len(labels), dtype=bool)
     num_classes = int(labels.max()) + 1
@@ -90,9 +91,9 @@ def degradations(
 def _split_pair(
     rng: np.random.Generator, sizes: np.ndarray, alpha: float, min_rows: int, balance: bool
 ) -> tuple[np.ndarray, int]:
-    """Shares (classes, 2) of a pair that holds ``sizes`` (classes, 2) train and test rows, and the tries."""
+    """Draw the shares (classes, 2) of a pair with ``sizes`` (classes, 2) train and test rows; also return the tries."""
     train = np.maximum(1, np.round(sizes[:, 0])).astype(np.int64)
-    parts = sizes.sum(axis=0) > 0  # without official marks there is one part
+    parts = sizes.sum(axis=0) > 0  # without official marks there is only one part
     for attempt in range(1, MAX_TRIES + 1):
         split = dirichlet_counts(rng, train, 2, alpha, balance, 1)[0] / train[:, None]
         if ((split.T @ sizes)[:, parts] >= min_rows).all():
@@ -106,7 +107,9 @@ def _split_pair(
 def _per_group(clients: int, new_clients: int, groups: int, what: str) -> int:
     for key, number in (("clients", clients), ("new_clients", new_clients)):
         if number % groups:
-            raise UserError(f"{number} is no multiple of the {what}: change [data] {key}, so that each has as many")
+            raise UserError(
+                f"[data] {key} = {number} is not a multiple of the {what}: change it, so that each gets as many"
+            )
     return clients // groups
 
 
@@ -118,7 +121,7 @@ def _grouped(
     tries: int,
     rng: np.random.Generator,
 ) -> Partition:
-    """Lists that come group by group, with the new clients of every group put last."""
+    """Return the partition of lists ordered by group, with the new clients of every group moved to the end."""
     new = new_clients // len(names)
     number = np.arange(len(lists)).reshape(len(names), each)
     drawn = np.stack([np.sort(rng.permutation(each)[:new]) for _ in names])  # (groups, new)

@@ -1,8 +1,8 @@
 """pFedFDA's own federation: its released partition script, draw by draw.
 
-NumPy's legacy generator is frozen, so the script's seed gives the paper's clients to the row, provided the
-rows are in the official order, train before test. Row counts depend on the labels only through the number of
-rows of each class.
+NumPy's legacy generator is frozen, so the script's seed gives exactly the paper's clients, provided the rows are
+in the official order, train before test. Row counts depend on the labels only through the number of rows of
+each class.
 """
 
 import numpy as np
@@ -11,19 +11,19 @@ from bespoke.data.examples import share_of, train_count
 from bespoke.data.partition.basic import MAX_TRIES, Partition, check_clients
 from bespoke.errors import UserError
 
-SPLIT_SEED = 42  # of the script's train and test split, whatever the partition's seed
-KEEP_SEED = 0  # of the draw of the train rows that are kept
+SPLIT_SEED = 42  # for the script's train and test split, whatever the partition's seed
+KEEP_SEED = 0  # for drawing the train rows to keep
 
 
 def replay(
     labels: np.ndarray, seed: int, clients: int, alpha: float, min_rows: int, test: float, keep: float = 1.0
 ) -> Partition:
-    """Class-wise Dirichlet shares of ``labels`` (N,) with the balance rule, from the legacy generator.
+    """Spread ``labels`` (N,) by class-wise Dirichlet shares with the balance rule, from the legacy generator.
 
-    Class by class: shuffle its rows, draw the shares, zero them for clients that hold N/M rows, and cut.
-    The whole is redrawn until every client has ``min_rows`` rows. Then a client's n rows, class after
-    class, are permuted by a generator of seed 42, and the first n - floor((1 - test) n) are its test rows.
-    Of the m others floor(``keep`` m) are train rows, drawn client after client by one generator of seed 0.
+    For each class: shuffle its rows, draw the shares, zero them for clients that hold N/M rows, and cut.
+    Everything is redrawn until every client has ``min_rows`` rows. Then a client's n rows, class by class,
+    are permuted by a generator with seed 42, and the first n - floor((1 - test) n) are its test rows. Of
+    the m others floor(``keep`` m) are train rows, drawn client by client from one generator with seed 0.
     """
     check_clients(len(labels), clients)
     draws = np.random.RandomState(seed)
@@ -55,7 +55,7 @@ def replay(
 
 
 def _split(lists: list[np.ndarray], test: float, keep: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Train and test rows of each client, ascending."""
+    """Return the train and test rows of each client, ascending."""
     draws = np.random.RandomState(KEEP_SEED)
     train, held_out = [], []
     for rows in lists:
@@ -65,5 +65,5 @@ def _split(lists: list[np.ndarray], test: float, keep: float) -> tuple[list[np.n
         own = rows[order[apart:]]
         kept = max(1, share_of(keep, len(own)))
         train.append(np.sort(own[draws.permutation(len(own))[:kept]]))
-        draws.permutation(len(own) - kept)  # the script draws validation rows from the others, and never uses them
+        draws.permutation(len(own) - kept)  # the script draws unused validation rows from the others
     return train, held_out

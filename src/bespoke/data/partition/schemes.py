@@ -1,7 +1,7 @@
-"""The table of partitions: what ``[data] partition`` may name.
+"""The table of partitions: the names for ``[data] partition``.
 
-A partition is a function that is given what it asks for by name: what is known of the rows, ``rng``, and keys of the
-``[data]`` table, in which ``clients`` is the true number of clients, never 0.
+A partition is a function that receives its arguments by name: the facts about the rows, ``rng``, and keys of the
+``[data]`` table, where ``clients`` is the actual number of clients, never 0.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from bespoke.registry import Function, Registry, function
 
 
 class Known(NamedTuple):
-    """What is known of each of the N rows that become clients."""
+    """The facts about each of the N rows that become clients."""
 
     labels: np.ndarray  # (N,) int64
     owners: np.ndarray | None = None  # (N,) int: the row's own client
@@ -73,19 +73,19 @@ PARTITIONS: Registry[Function] = Registry(
 
 
 def register_partition(name: str, split: Callable[..., Any]) -> None:
-    """Add your own way to make clients of rows under a name for ``[data] partition``.
+    """Add your own partition under a name for ``[data] partition``.
 
-    ``split`` is given by name what it asks for: ``labels`` (N,), ``rng`` (a NumPy generator), ``owners``, ``domains``
-    and ``domain_names`` where the data set has them, and any key of ``[data]``, such as ``clients`` and ``alpha``. It
-    returns one array of row numbers per client. Registering a name of yours again replaces it.
+    The parameters of ``split`` may be ``labels`` (N,), ``rng`` (a NumPy generator), ``owners``, ``domains`` and
+    ``domain_names`` where the data set has them, and any key of ``[data]``, such as ``clients`` and ``alpha``. It
+    returns one array of row numbers per client. Registering your own name again replaces it.
     """
     PARTITIONS.register(name, split, "register_partition")
 
 
 def split_rows(known: Known, settings: DataSettings, rng: np.random.Generator, own_number: bool) -> Partition:
-    """Make clients of the rows by the partition that the settings name.
+    """Divide the rows among clients by the partition that the settings name.
 
-    With ``own_number`` nobody asked for a number of clients, so a user's partition may make as many as it likes.
+    With ``own_number`` the settings give no number of clients, so a user's partition may choose it.
     """
     offered = known._asdict() | {"rng": rng, "settings": settings} | vars(settings)
     found = PARTITIONS.find(settings.partition, "[data] partition")(offered)
@@ -98,15 +98,15 @@ def split_rows(known: Known, settings: DataSettings, rng: np.random.Generator, o
     if len(found.lists) != settings.clients and not own_number:
         raise UserError(
             f"{where} makes {len(found.lists)} clients, but [data] clients is {settings.clients}: "
-            "leave that out, or heed it in the partition"
+            "leave that out, or use it in the partition"
         )
     return found
 
 
 def _row_lists(found: Any, where: str) -> list[np.ndarray]:
-    """Turn what a user's partition returned into an ascending array of row numbers for each client."""
+    """Turn what a user's partition returned into one ascending array of row numbers per client."""
     if not isinstance(found, Sequence):
-        raise UserError(f"{where} gives a {type(found).__name__}: return a list with one array of rows per client")
+        raise UserError(f"{where} returns a {type(found).__name__}: return a list with one array of rows per client")
     lists = [np.asarray(rows) for rows in found]
     for i, rows in enumerate(lists):
         if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
@@ -121,4 +121,4 @@ def _check(lists: Sequence[np.ndarray], total: int, where: str) -> None:
         raise UserError(f"{where} gives rows {rows.min()} to {rows.max()}, but the data set has 0 to {total - 1}")
     values, counts = np.unique(rows, return_counts=True)
     if len(values) < len(rows):
-        raise UserError(f"{where} gives row {values[counts > 1][0]} out twice: give each row to one client at most")
+        raise UserError(f"{where} gives row {values[counts > 1][0]} out twice: give each row to at most one client")

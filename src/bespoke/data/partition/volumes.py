@@ -1,25 +1,25 @@
-"""Partitions that fix how many rows a client has: all equal, or by a power law."""
+"""Partitions that fix the number of rows per client: all equal, or by a power law."""
 
 import numpy as np
 
 from bespoke.data.partition.basic import Partition, check_clients, deal
 from bespoke.errors import UserError
 
-MISSES = 1000  # draws of a class that has run out before the priors are given up
+MISSES = 1000  # draws of exhausted classes before the shares are redrawn
 MAX_REDRAWS = 1000
 
 
 def equal_dirichlet(labels: np.ndarray, rng: np.random.Generator, clients: int, alpha: float, volume: int) -> Partition:
-    """Give each client volume rows, its classes by its own shares from Dir(alpha).
+    """Give each client volume rows, with its own class shares from Dir(alpha).
 
     The shares q ~ Dir(alpha, ..., alpha) are over the classes of ``labels`` (N,). Rows are drawn one at a time without
-    replacement, for a client drawn at random among those that still miss some: a class from q, again if that class has
-    run out. After 1,000 such misses for one row the shares of all clients are redrawn; the volume stays.
+    replacement, for a client drawn at random among those that still need some: a class from q, and another if that one
+    has run out. After 1,000 such misses for one row the shares of all clients are redrawn; the volume stays.
     """
     check_clients(len(labels), clients)
     if clients * volume > len(labels):
         raise UserError(
-            f"{clients} clients of {volume} rows need more than the {len(labels)} rows there are: "
+            f"{clients} clients with {volume} rows each need more than the {len(labels)} rows there are: "
             "lower [data] volume or clients"
         )
     classes, sizes = np.unique(labels, return_counts=True)
@@ -36,7 +36,7 @@ def equal_dirichlet(labels: np.ndarray, rng: np.random.Generator, clients: int, 
 def _equal_counts(
     rng: np.random.Generator, sizes: np.ndarray, clients: int, alpha: float, volume: int
 ) -> np.ndarray | None:
-    """Rows of each class on each client: int64 (classes, clients), or None where the classes ran out."""
+    """Draw the rows of each class on each client: int64 (classes, clients), or None if the classes run out."""
     bounds = rng.dirichlet(np.full(len(sizes), alpha), clients).cumsum(axis=1)
     bounds /= bounds[:, -1:]
     left, counts = sizes.copy(), np.zeros((len(sizes), clients), dtype=np.int64)
@@ -63,7 +63,7 @@ def _equal_counts(
 def power_law(
     labels: np.ndarray, rng: np.random.Generator, clients: int, classes_per_client: int = 2, rows_per_class: int = 0
 ) -> Partition:
-    """Give each client classes_per_client classes, in numbers by a power law.
+    """Give each client classes_per_client classes, with power-law numbers of rows.
 
     Client u has the classes u, u+1, ... (mod C) of ``labels`` (N,). It gets ``rows_per_class`` rows of each of them, 5
     if that is 0; the rest of a class is shared by its clients in proportion to lognormal(0, 2) draws, rounded down

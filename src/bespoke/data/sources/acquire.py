@@ -1,4 +1,4 @@
-"""Bring a data set here: from files, by download, or out of other sets; checked, then stored."""
+"""Getting a data set from files, by download, or from other sets; checking it, then storing it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ Tell = Callable[[str], None]
 
 
 class NotYetTrusted(UserError):
-    """Nothing is wrong with the files, but the user has to say that they are trusted."""
+    """The files look right, but the user has to say that they are trusted."""
 
 
 def check(entry: Entry, examples: Examples, where: str) -> None:
-    """Refuse rows that are not those of the data set: shape, classes, rows, clients of its own, domains."""
+    """Refuse rows that are not those of the data set, by shape, classes, rows, own clients and domains."""
     name, y = entry.name, examples.y
     if not len(y):
         raise UserError(f"{where} holds no rows: it is not {name}")
@@ -68,13 +68,13 @@ class Examined(NamedTuple):
 
 
 def examine(entry: Entry, paths: Sequence[Path], command: str, trust: str | None = None) -> Examined:
-    """Read and check the files; ``command`` is what the user can repeat with ``--trust``."""
+    """Read and check the files; ``command`` is the command to repeat with ``--trust``."""
     examples, where = read(entry, paths), names_of(paths)
     check(entry, examples, where)
     found = hashes(examples)
     verified = found.content == entry.content_hash
     if trust is not None and trust.lower() != found.content:
-        raise UserError(f"the content of {where} has the hash {found.content}, not {trust} as trusted: it is not used")
+        raise UserError(f"the content of {where} has the hash {found.content}, not the trusted {trust}: it is not used")
     if not verified and trust is None:
         if entry.content_hash is not None:
             raise UserError(
@@ -90,25 +90,25 @@ def examine(entry: Entry, paths: Sequence[Path], command: str, trust: str | None
 
 
 def read(entry: Entry, paths: Sequence[Path]) -> Examples:
-    """All rows of the files of a data set: ready .npz arrays or the official files, in the canonical order."""
+    """Return all rows of a data set's files, ready .npz arrays or the official files, in the canonical order."""
     ready = [path.suffix == ".npz" for path in paths]
     if all(ready):
         examples = read_npz(paths, entry)
     elif any(ready) or entry.read is None:
-        raise UserError(f"{names_of(paths)}: give {entry.name} as .npz files alone, or as the official files alone")
+        raise UserError(f"{names_of(paths)}: give {entry.name} either as .npz files or as the official files")
     else:
         examples = entry.read(paths, entry)
     return entry.canonical(examples) if entry.canonical is not None else examples
 
 
 def import_files(entry: Entry, paths: Sequence[Path], trust: str | None = None, tell: Tell = print) -> store.Manifest:
-    """Read, check and store files that the user has; the files themselves are left as they are."""
+    """Read, check and store the user's files; the files themselves stay as they are."""
     for path in paths:
         if not path.is_file():
             raise UserError(f"there is no file {path}: check the path")
     with store.locked(entry.name, _patience(entry, tell)):
         if store.holds(entry.name):
-            tell(f"{entry.name} is here already; remove {store.folder(entry.name)} to import it again")
+            tell(f"{entry.name} is already here; remove {store.folder(entry.name)} to import it again")
             return store.manifest(entry.name)
         command = f"bespoke data import {entry.name} {' '.join(str(path) for path in paths)}"
         return _keep(entry, examine(entry, paths, command, trust), names_of(paths))
@@ -119,7 +119,7 @@ def _keep(entry: Entry, rows: Examined, source: str) -> store.Manifest:
 
 
 def _patience(entry: Entry, tell: Tell) -> Callable[[], None]:
-    return lambda: tell(f"waiting for another process that is bringing {entry.name} here")
+    return lambda: tell(f"waiting for another process that is storing {entry.name}")
 
 
 def fetch(
@@ -127,8 +127,8 @@ def fetch(
 ) -> store.Manifest:
     """Download, read, check and store the official files.
 
-    ``progress`` gives a progress bar of pooch's form for a file's name. A file or content with a wrong hash is
-    renamed ``.rejected`` and never used; what was downloaded rightly is kept until the data set is stored.
+    ``progress`` returns a progress bar with pooch's interface for a file's name. A file or content with a wrong hash
+    is renamed ``.rejected`` and never used; correct downloads are kept until the data set is stored.
     """
     if not entry.files:
         raise UserError(
@@ -137,7 +137,7 @@ def fetch(
         )
     with store.locked(entry.name, _patience(entry, tell)):
         if store.holds(entry.name):
-            tell(f"{entry.name} is here already")
+            tell(f"{entry.name} is already here")
             return store.manifest(entry.name)
         paths = [download(entry, file, progress) for file in entry.files]
         try:
@@ -147,7 +147,7 @@ def fetch(
         except UserError as error:
             for path in paths:
                 set_aside(path)
-            raise UserError(f"{error} (kept aside as {paths[0]}.rejected)") from None
+            raise UserError(f"{error} (kept as {paths[0]}.rejected)") from None
         done = _keep(entry, rows, ", ".join(file.addresses[0] for file in entry.files))
         for file, path in zip(entry.files, paths, strict=True):
             if not file.shared:
@@ -156,7 +156,7 @@ def fetch(
 
 
 def make(entry: Entry, load: Callable[[str], Examples], tell: Tell = lambda text: None) -> store.Manifest:
-    """Make a set of its parts, which are here, and store it."""
+    """Build a set from its parts, which are here, and store it."""
     build = entry.build
     assert build is not None
     with store.locked(entry.name, _patience(entry, tell)):

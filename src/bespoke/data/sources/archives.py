@@ -1,4 +1,4 @@
-"""The files inside archives, read in place: a name inside an archive is compared, and never written to."""
+"""The files inside archives, read in place: a name inside an archive is compared, but never becomes a path."""
 
 import bz2
 import csv
@@ -16,7 +16,7 @@ from bespoke.errors import UserError
 
 Wanted = Callable[[str], bool]
 
-# What the standard readers, NumPy and Pillow raise at bytes that they cannot read.
+# What the standard readers, NumPy and Pillow raise on bytes that they cannot read.
 _DAMAGE = (
     *(EOFError, OSError, ValueError, LookupError, RuntimeError, TypeError, OverflowError, SyntaxError, MemoryError),
     *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, struct.error, csv.Error),
@@ -25,7 +25,7 @@ _DAMAGE = (
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Tell in one sentence what is wrong with the file that is read inside."""
+    """Report in one sentence what is wrong with the file that is read inside."""
     try:
         yield
     except FileNotFoundError:
@@ -34,14 +34,14 @@ def reading(path: Path | str) -> Iterator[None]:
         raise UserError(f"cannot read {path}: {error.strerror}; give a file that can be read") from None
     except _DAMAGE as error:
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        raise UserError(f"{path} is cut short or damaged ({reason}): get it again") from None
+        raise UserError(f"{path} is truncated or damaged ({reason}): get it again") from None
 
 
 def members(paths: Iterable[Path], wanted: Wanted = lambda name: True) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every wanted file: the paths themselves, and whatever is in those that are archives.
+    """Yield name and content of every wanted file: plain files, and the members of archives.
 
-    Tar archives (also compressed) and zip archives are looked into; a file compressed by itself (.gz, .bz2), in an
-    archive or not, is given without its compression and its suffix. Names have slashes as in the archive.
+    Archives are tar (also compressed) and zip; a file that is itself compressed (.gz, .bz2), in an archive or not, is
+    given uncompressed and without that suffix. Names have slashes as in the archive.
     """
     for path in paths:
         with reading(path):

@@ -1,7 +1,7 @@
-"""Spoken words as pictures of sound: log-mel spectrograms of one second, and the sets made of them.
+"""Spoken words as log-mel spectrograms of one second, and the sets made of them.
 
 8 kHz, Hann windows of 25 ms every 20 ms, 40 mel bands from 50 to 4000 Hz, natural logarithm of the power plus 1e-6;
-kept as uint8 (1, 49, 40) with ``value = LOW + x / 255 (HIGH - LOW)``.
+stored as uint8 (1, 49, 40) with ``value = LOW + x / 255 (HIGH - LOW)``.
 """
 
 import io
@@ -28,7 +28,7 @@ LOW, HIGH = -13.815510749816895, -0.5252727349995492  # of AudioMNIST's ready ar
 
 
 def log_mel(sound: np.ndarray, rate: int) -> np.ndarray:
-    """The log-mel picture of a sound (n,) in [-1, 1]: uint8 (1, 49, 40); the first second, or silence around it."""
+    """Return the log-mel picture of a sound (n,) in [-1, 1], cut or padded to one second: uint8 (1, 49, 40)."""
     from scipy.signal import resample_poly
 
     ratio = Fraction(RATE, rate)
@@ -46,7 +46,7 @@ def log_mel(sound: np.ndarray, rate: int) -> np.ndarray:
 
 @cache
 def mel_filters() -> np.ndarray:
-    """Triangles of height one between points that are even on the mel scale: (129, 40)."""
+    """Return triangles of height one between points evenly spaced on the mel scale: (129, 40)."""
     low, high = (2595 * np.log10(1 + hertz / 700) for hertz in (LOWEST, HIGHEST))
     edges = 700 * (10 ** (np.linspace(low, high, BANDS + 2) / 2595) - 1)
     hertz = np.arange(POINTS // 2 + 1)[:, None] * RATE / POINTS
@@ -56,12 +56,14 @@ def mel_filters() -> np.ndarray:
 
 
 def wav_sound(content: bytes, name: str) -> tuple[np.ndarray, int]:
-    """The sound of a WAV file of 16-bit samples as numbers in [-1, 1] (n,), channels averaged; and its rate."""
+    """Return the sound of a 16-bit WAV file as numbers in [-1, 1] (n,), channels averaged, and its rate."""
     with reading(name):
         try:
             with wave.open(io.BytesIO(content)) as file:
                 if file.getsampwidth() != 2 or not 1000 <= file.getframerate() <= 200_000:
-                    raise ValueError(f"it has {8 * file.getsampwidth()} bits a sample, {file.getframerate()} a second")
+                    raise ValueError(
+                        f"it has {8 * file.getsampwidth()} bits per sample, {file.getframerate()} samples per second"
+                    )
                 frames = np.frombuffer(file.readframes(file.getnframes()), "<i2")
                 return frames.reshape(-1, file.getnchannels()).mean(axis=1) / 32768, file.getframerate()
         except wave.Error as error:
@@ -69,9 +71,9 @@ def wav_sound(content: bytes, name: str) -> tuple[np.ndarray, int]:
 
 
 def read_speech_commands(paths: Sequence[Path], entry: Entry) -> Examples:
-    """speech_commands_v0.02.tar.gz: WORD/SPEAKER_nohash_NUMBER.wav. Words are numbered by the alphabet.
+    """Read speech_commands_v0.02.tar.gz: WORD/SPEAKER_nohash_NUMBER.wav. Words are numbered alphabetically.
 
-    Rows are by word and file name. The official test list is left aside: it names speakers, not rows of all.
+    Rows are sorted by word and file name. The official test list is ignored: it selects speakers, not rows of each.
     """
     found: list[tuple[str, str, str, np.ndarray]] = []
     for name, content in members(paths, lambda name: "_nohash_" in name and name.endswith(".wav")):
@@ -83,7 +85,7 @@ def read_speech_commands(paths: Sequence[Path], entry: Entry) -> Examples:
 
 
 def read_audiomnist(paths: Sequence[Path], entry: Entry) -> Examples:
-    """AudioMNIST's repository: SPEAKER/DIGIT_SPEAKER_TAKE.wav and audioMNIST_meta.txt; rows by speaker, digit, take."""
+    """Read AudioMNIST's SPEAKER/DIGIT_SPEAKER_TAKE.wav and audioMNIST_meta.txt; rows by speaker, digit, take."""
     rooms: dict[int, str] = {}
     found = []
     for name, content in members(paths, lambda name: name.endswith((".wav", "audioMNIST_meta.txt"))):
@@ -97,9 +99,7 @@ def read_audiomnist(paths: Sequence[Path], entry: Entry) -> Examples:
     found.sort(key=lambda row: row[:3])
     lacking = {row[0] for row in found} - rooms.keys()
     if lacking:
-        raise UserError(
-            f"{names_of(paths)} does not say in which room speaker {min(lacking)} was: give the whole archive"
-        )
+        raise UserError(f"{names_of(paths)} does not give the room of speaker {min(lacking)}: give the whole archive")
     kinds = [next((d for d in entry.domains if d.lower() == rooms[row[0]].lower()), rooms[row[0]]) for row in found]
     names = sorted(set(kinds))
     examples = _spoken([("", "", str(row[0]), row[3]) for row in found], [row[1] for row in found], entry, paths)

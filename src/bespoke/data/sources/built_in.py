@@ -1,7 +1,7 @@
-"""The data sets that are always here: embedded, synthetic, and your own files.
+"""The data sets that are always available: embedded, synthetic, and your own files.
 
-A data set is a function that is given by name what it asks for: ``rng`` for what it has to draw, and keys of
-``[data]``. The first line of its docstring describes it.
+A data set is a function that receives its arguments by name: ``rng`` for random draws, and keys of ``[data]``. The
+first line of its docstring describes it.
 """
 
 import glob
@@ -19,7 +19,7 @@ from bespoke.errors import UserError
 
 
 def sixteen_levels_to_unit(key: Tensor, x: Tensor, extra: Tree, train: bool) -> Tensor:
-    """Grey levels 0..16 (uint8, any shape) to [-1, 1]."""
+    """Scale grey levels 0..16 (uint8, any shape) to [-1, 1]."""
     return x.to(torch.float32) / 8.0 - 1.0
 
 
@@ -52,7 +52,7 @@ def synthetic_homogeneous(rng: np.random.Generator, clients: int) -> Examples:
 
 
 def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -> Examples:
-    """Client m has a mean theta_m ~ N(0, between) and N_m ~ U{20..200} observations x ~ N(theta_m, 1): (N, 1).
+    """Draw, for client m, a mean theta_m ~ N(0, between) and N_m ~ U{20..200} observations x ~ N(theta_m, 1): (N, 1).
 
     So the mean of a client's observations is N(theta_m, 1 / N_m), the model's second level. All labels are 0.
     """
@@ -76,7 +76,7 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
         )
     twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
     if twice:
-        raise UserError(f"several files are named {min(twice)!r}, which is the client's name: rename all but one")
+        raise UserError(f"several files are named {min(twice)!r}, which names the client: rename all but one")
     return join([_read_client(each) for each in paths], num_classes, test, rng, classes=None)
 
 
@@ -84,7 +84,7 @@ def _read_client(path: Path) -> ClientArrays:
     try:
         with open(path, "rb") as file:
             if not zipfile.is_zipfile(file):
-                raise ValueError("it is cut short or of another kind")
+                raise ValueError("it is truncated or of another format")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in ("x", "y", "x_test", "y_test") if name in archive}

@@ -1,4 +1,4 @@
-"""Every data set that can be brought here, by name; and the way from a name to its rows."""
+"""Every data set that can be fetched or imported, by name, and how to get its rows."""
 
 from bespoke.data.examples import Examples
 from bespoke.data.sources import acquire, store
@@ -12,15 +12,15 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (*IMAGES, *PEOPLE,
 
 
 def find(name: str) -> Entry:
-    """The entry of a name, or a sentence with the nearest one."""
+    """Return the entry of a name, or suggest the nearest name in an error."""
     if name not in CATALOGUE:
         near = closest(name, CATALOGUE)
-        raise UserError(f"there is no data set {name!r} to bring here{near}; there are {', '.join(CATALOGUE)}")
+        raise UserError(f"there is no data set {name!r} to fetch or import{near}; there are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]
 
 
 def missing(name: str) -> list[str]:
-    """The sets that have to be brought here before the named one can be used; empty if it can."""
+    """Return the sets that have to be fetched or imported before the named one can be used."""
     entry = find(name)
     if store.holds(name):
         return []
@@ -28,7 +28,7 @@ def missing(name: str) -> list[str]:
 
 
 def load(name: str) -> Examples:
-    """The rows of a data set that is here, mapped into memory; a union of sets that are here is made once and kept."""
+    """Return the rows of a stored data set, memory-mapped; a union of stored sets is built once and stored."""
     entry = find(name)
     absent = missing(name)
     if absent:

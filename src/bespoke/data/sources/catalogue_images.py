@@ -1,4 +1,4 @@
-"""The catalogue's image sets. A hash stands here only if it was computed from the real arrays or found published."""
+"""The catalogue's image sets. Every hash here was computed from the real arrays or found in a publication."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ _MNIST_FILES = _files(
 
 
 def _without_test_marks(examples: Examples) -> Examples:
-    """No writer is in both official parts: each splits its own rows instead."""
+    """Drop the official test marks: no writer is in both parts, so each writer's rows are split instead."""
     return replace(examples, official_test=None)
 
 

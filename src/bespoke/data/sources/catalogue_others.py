@@ -1,4 +1,4 @@
-"""The catalogue's sets of people (writers, tweeters, speakers) and those that are made of other sets."""
+"""The catalogue's sets of people (writers, tweeters, speakers) and those built from other sets."""
 
 from bespoke.data.sources.audio import read_audiomnist, read_speech_commands
 from bespoke.data.sources.entry import Entry, File
@@ -8,7 +8,7 @@ from bespoke.data.sources.unions import DIGIT5, DIGITS4, digit5, digits4, wake_w
 
 _NIST = "https://s3.amazonaws.com/nist-srd/SD19/"
 _ROOMS = ("Kino", "Ruheraum", "VR-room", "library")
-_WAKE_DIGIT = 7  # "seven", the only digit but zero with two syllables
+_WAKE_DIGIT = 7  # "seven", the only digit besides zero with two syllables
 _MARVIN = 16  # place of "marvin" among the 35 words
 
 PEOPLE = (

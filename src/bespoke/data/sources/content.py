@@ -1,4 +1,4 @@
-"""What a data set consists of, whatever order its rows came in: hashes, canonical order, checks."""
+"""The content of a data set, independent of the order of its rows: hashes, canonical order, checks."""
 
 import hashlib
 from dataclasses import replace
@@ -13,12 +13,12 @@ from bespoke.errors import UserError
 class Hashes(NamedTuple):
     """SHA-256 of a data set in hexadecimal digits."""
 
-    content: str  # whatever the order of the rows
+    content: str  # independent of the order of the rows
     order: str  # the rows in their order
 
 
 def hashes(examples: Examples) -> Hashes:
-    """The hashes of a data set.
+    """Return the hashes of a data set.
 
     A row's digest is the SHA-256 of its bytes (C order), its label as a little-endian int64 and, where the set has
     them, a zero byte and the name of the row's owner, and of its domain, in UTF-8. ``content`` is the SHA-256 of
@@ -41,7 +41,7 @@ def _joined(digests: list[bytes]) -> str:
 
 
 def sort_test_rows(examples: Examples) -> Examples:
-    """The same rows, those of the official test set by label and then by the SHA-256 of the row's bytes."""
+    """Sort the rows of the official test set by label and then by the SHA-256 of the row's bytes."""
     assert examples.official_test is not None
     held = np.flatnonzero(examples.official_test)
     keys = [(int(examples.y[i]), hashlib.sha256(examples.x[i].tobytes()).digest()) for i in held]
@@ -53,7 +53,7 @@ def sort_test_rows(examples: Examples) -> Examples:
 def split(
     x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray, num_classes: int
 ) -> Examples:
-    """Official train rows, then official test rows: x (n, ...) and y (n,) of each."""
+    """Join official train rows and official test rows, in this order: x (n, ...) and y (n,) of each."""
     held = np.zeros(len(y_train) + len(y_test), bool)
     held[len(y_train) :] = True
     y = np.concatenate([y_train, y_test]).astype(np.int64)
@@ -61,7 +61,7 @@ def split(
 
 
 def channels_first(x: np.ndarray, shapes: tuple[tuple[int, ...], ...], what: str) -> np.ndarray:
-    """Rows (n, ...) in one of the shapes: a missing channel is added, channels at the end are moved to the front."""
+    """Return rows (n, ...) in one of the shapes: add a missing channel, move channels from the end to the front."""
     for shape in shapes:
         if x.shape[1:] == shape:
             return x
@@ -70,4 +70,4 @@ def channels_first(x: np.ndarray, shapes: tuple[tuple[int, ...], ...], what: str
         if len(shape) == 3 and x.shape[1:] == (*shape[1:], shape[0]):
             return np.ascontiguousarray(np.moveaxis(x, -1, 1))
     wanted = " or ".join(str(shape) for shape in shapes)
-    raise UserError(f"a row of {what} has shape {x.shape[1:]}, but {wanted} is expected: it is of another data set")
+    raise UserError(f"a row of {what} has shape {x.shape[1:]}, but {wanted} is expected: it is another data set")

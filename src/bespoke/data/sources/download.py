@@ -1,4 +1,4 @@
-"""Official files from their addresses, checked by MD5 where one was found published."""
+"""Downloads of official files, checked by MD5 where one is published."""
 
 import hashlib
 import os
@@ -11,11 +11,11 @@ from bespoke.data.sources import store
 from bespoke.data.sources.entry import Entry, File
 from bespoke.errors import UserError
 
-Progress = Callable[[str], Any]  # a progress bar of pooch's form, for a file's name
+Progress = Callable[[str], Any]  # a progress bar with pooch's interface, for a file's name
 
 
 def download(entry: Entry, file: File, progress: Progress | None = None) -> Path:
-    """The official file, downloaded if it is not yet there, with the right MD5 where one is known."""
+    """Return the official file, downloaded if needed, with the right MD5 where one is known."""
     import pooch
 
     folder = store.root() / "downloads" / (file.shared or entry.name)
@@ -40,14 +40,13 @@ def download(entry: Entry, file: File, progress: Progress | None = None) -> Path
             return path
         set_aside(path)
         problem = (
-            f"{file.name} from {address} has the MD5 {found}, but {file.md5} is expected "
-            f"(kept aside as {path}.rejected)"
+            f"{file.name} from {address} has the MD5 {found}, but {file.md5} is expected (kept as {path}.rejected)"
         )
     raise UserError(f"{problem}; get the file elsewhere and run bespoke data import {entry.name} FILE")
 
 
 class _Unreachable(Exception):
-    """The network's error, told apart from a full disk: requests' errors are OSErrors too."""
+    """A network error, as opposed to a full disk: requests' errors are OSErrors too."""
 
 
 @contextmanager

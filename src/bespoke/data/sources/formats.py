@@ -1,6 +1,6 @@
 """Readers of array formats: .npz, idx, CIFAR's binary edition, MATLAB files, libsvm text.
 
-A reader takes the files of a data set, archives or not, and gives all rows: official train rows, then official test
+A reader takes the files of a data set, archives or not, and returns all rows: official train rows, then official test
 rows, each in the file's order, images as uint8 (N, C, H, W). Nothing is ever unpickled.
 """
 
@@ -27,7 +27,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def names_of(paths: Sequence[Path]) -> str:
-    """The files' names for a sentence."""
+    """Return the files' names for a sentence."""
     return ", ".join(path.name for path in paths)
 
 
@@ -35,10 +35,10 @@ def names_of(paths: Sequence[Path]) -> str:
 
 
 def read_npz(paths: Sequence[Path], entry: Entry) -> Examples:
-    """Ready arrays: x_train, y_train, x_test, y_test; or x, y, in several files one after another.
+    """Read ready arrays: x_train, y_train, x_test, y_test; or x, y, which may continue over several files.
 
     Owners are named ``owner``, ``writer`` or ``speaker``, domains ``domain`` or ``room``, with the ending of their
-    rows (``writer_train``) and, if they are numbers of names, an array of these (``room_names``).
+    rows (``writer_train``) and, if they are indices, an array of the names (``room_names``).
     """
     arrays: Arrays = {}
     for path in paths:
@@ -55,7 +55,7 @@ def read_npz(paths: Sequence[Path], entry: Entry) -> Examples:
     ys = [as_labels(arrays["y" + end], where) for end in ends]
     for x, y, end in zip(xs, ys, ends, strict=True):
         if len(x) != len(y):
-            raise UserError(f"{where} has {len(x)} rows in x{end} and {len(y)} in y{end}: they must be as many")
+            raise UserError(f"{where} has {len(x)} rows in x{end} and {len(y)} in y{end}: give equally many")
     if halves:
         examples = split(xs[0], ys[0], xs[1], ys[1], entry.classes)
     else:
@@ -68,7 +68,7 @@ def read_npz(paths: Sequence[Path], entry: Entry) -> Examples:
 def _plain_arrays(path: Path) -> Arrays:
     with reading(path):
         if not zipfile.is_zipfile(path) and path.is_file():
-            raise ValueError("it is no zip archive")
+            raise ValueError("it is not a zip archive")
         with np.load(path, allow_pickle=False) as archive:
             found = {}
             for name in archive.files:
@@ -87,11 +87,11 @@ def _plain_arrays(path: Path) -> Arrays:
 def _typed(x: np.ndarray, entry: Entry, where: str) -> np.ndarray:
     if x.dtype == entry.dtype or (entry.dtype != "uint8" and x.dtype.kind in "iu"):
         return x.astype(entry.dtype, copy=False)
-    raise UserError(f"x of {where} holds {x.dtype} values, but {entry.name} is kept as {entry.dtype}: convert it")
+    raise UserError(f"x of {where} holds {x.dtype} values, but {entry.name} is stored as {entry.dtype}: convert it")
 
 
 def _second_part(rows: int, entry: Entry) -> np.ndarray | None:
-    """Test marks (N,) of rows that came without an ending: the rows behind the train rows of an edition."""
+    """Return the test marks (N,) of rows in arrays without an ending: the rows after an edition's train rows."""
     for train, test in entry.sizes:
         if test and rows == train + test:
             return np.arange(rows) >= train
@@ -105,7 +105,7 @@ def _marks(
         if all(key + end in arrays for end in ends):
             values = np.concatenate([arrays[key + end] for end in ends])
             if values.shape != (rows,):
-                raise UserError(f"{where} has {values.shape} values in {key}, but {rows} rows: give one for each row")
+                raise UserError(f"{where} has {values.shape} values in {key}, but {rows} rows: give one value per row")
             names = arrays.get(f"{key}_names")
             if names is not None and values.dtype.kind in "iu" and len(names) > values.max(initial=0):
                 return values.astype(np.int64), tuple(str(name) for name in names)
@@ -118,10 +118,10 @@ def _marks(
 
 
 def idx_array(content: bytes, name: str) -> np.ndarray:
-    """The array of an idx file: two zero bytes, type, number of dimensions, big-endian sizes, values."""
+    """Parse an idx file: two zero bytes, type, number of dimensions, big-endian sizes, values."""
     with reading(name):
         if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
-            raise ValueError("it does not begin like an idx file")
+            raise ValueError("it does not start like an idx file")
         start = 4 + 4 * content[3]
         if len(content) < start:
             raise ValueError("its sizes are missing")
@@ -131,10 +131,10 @@ def idx_array(content: bytes, name: str) -> np.ndarray:
 
 
 def idx_reader(prefix: str = "", first_label: int = 0) -> Reader:
-    """A reader of MNIST's four files; ``prefix`` chooses among the files of an archive that has several sets.
+    """Return a reader of MNIST's four files; ``prefix`` selects among the files of an archive with several sets.
 
-    QMNIST's files of labels (``qmnist-train-labels-idx2-int``) may be given as well: their third column is the
-    writer, and their first rows are those of MNIST.
+    QMNIST's label files (``qmnist-train-labels-idx2-int``) may be given as well: their third column is the writer,
+    and their first rows are those of MNIST.
     """
 
     def read(paths: Sequence[Path], entry: Entry) -> Examples:
@@ -153,9 +153,7 @@ def idx_reader(prefix: str = "", first_label: int = 0) -> Reader:
             return whole
         table = np.concatenate([found["writer_train"][: len(y[0])], found["writer_test"][: len(y[1])]])
         if table.shape[1:] != (8,) or not np.array_equal(table[:, 0], whole.y):
-            raise UserError(
-                f"the writers in {where} are not those of its images: give QMNIST's labels of train and test"
-            )
+            raise UserError(f"the writers in {where} do not match its images: give QMNIST's train and test labels")
         writers, owner = np.unique(table[:, 2], return_inverse=True)
         return replace(whole, owner=owner, owner_names=tuple(str(writer) for writer in writers))
 
@@ -163,10 +161,10 @@ def idx_reader(prefix: str = "", first_label: int = 0) -> Reader:
 
 
 def need(found: Arrays, key: str, where: str) -> np.ndarray:
-    """An array that must have been among the files."""
+    """Return an array, or refuse files that lack it."""
     if key not in found:
         what = {"x": "images", "y": "labels"}[key[0]]
-        raise UserError(f"{where}: the {what} of {key[2:]} are not in it; give all files of the data set")
+        raise UserError(f"{where} lacks the {key[2:]} {what}: give all files of the data set")
     return found[key]
 
 
@@ -174,7 +172,7 @@ def need(found: Arrays, key: str, where: str) -> np.ndarray:
 
 
 def read_cifar10(paths: Sequence[Path], entry: Entry) -> Examples:
-    """The binary edition: rows of one label byte and 3,072 pixels, red plane first, in six files."""
+    """Read the binary edition: rows of one label byte and 3,072 pixels, red plane first, in six files."""
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
     batches = _batches(paths, names, 1)
     train, test = np.concatenate([batches[name] for name in names[:5]]), batches[names[5]]
@@ -182,7 +180,7 @@ def read_cifar10(paths: Sequence[Path], entry: Entry) -> Examples:
 
 
 def read_cifar100(paths: Sequence[Path], entry: Entry) -> Examples:
-    """The binary edition: rows of a coarse and a fine label byte and 3,072 pixels; the fine labels are taken."""
+    """Read the binary edition: rows of a coarse and a fine label byte and 3,072 pixels; use the fine labels."""
     batches = _batches(paths, ["train.bin", "test.bin"], 2)
     return _cifar(batches["train.bin"], batches["test.bin"], 1, entry)
 
@@ -194,7 +192,7 @@ def _batches(paths: Sequence[Path], names: Sequence[str], labels: int) -> Arrays
             found[name.rpartition("/")[2]] = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
     missing = [name for name in names if name not in found]
     if missing:
-        raise UserError(f"{names_of(paths)} holds no {missing[0]}: give the binary edition, which holds no pickles")
+        raise UserError(f"{names_of(paths)} holds no {missing[0]}: give the binary edition, which has no pickles")
     return found
 
 
@@ -207,7 +205,7 @@ def _cifar(train: np.ndarray, test: np.ndarray, label: int, entry: Entry) -> Exa
 
 
 def read_mat(paths: Sequence[Path], entry: Entry) -> Examples:
-    """SVHN's and SynthDigits' files: X (H, W, C, N), y (N, 1) with 10 for the digit 0; one of train, one of test."""
+    """Read SVHN's or SynthDigits' train and test files: X (H, W, C, N), y (N, 1) with 10 for the digit 0."""
     from scipy.io import loadmat
 
     found: Arrays = {}
@@ -223,9 +221,9 @@ def read_mat(paths: Sequence[Path], entry: Entry) -> Examples:
 
 
 def read_usps(paths: Sequence[Path], entry: Entry) -> Examples:
-    """libsvm's text: ``label 1:value ... 256:value`` with labels 1..10 for 0..9 and values in [-1, 1].
+    """Read libsvm's text: ``label 1:value ... 256:value`` with labels 1..10 for 0..9 and values in [-1, 1].
 
-    Grey levels are 255 (value + 1) / 2 in float32, cut to whole numbers.
+    Grey levels are 255 (value + 1) / 2 in float32, truncated to whole numbers.
     """
     found: Arrays = {}
     for name, content in members(paths, lambda name: "usps" in name):
@@ -234,7 +232,7 @@ def read_usps(paths: Sequence[Path], entry: Entry) -> Examples:
             lines = [line.split() for line in content.decode("ascii").splitlines() if line.strip()]
             values = np.array([[float(word.partition(":")[2]) for word in line[1:]] for line in lines], np.float32)
             if values.ndim != 2 or values.shape[1] != 256:
-                raise ValueError("a line has not 256 values")
+                raise ValueError("a line does not have 256 values")
             found[f"x_{part}"] = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 1, 16, 16)
             found[f"y_{part}"] = np.array([int(line[0]) - 1 for line in lines])
     where = names_of(paths)

@@ -1,4 +1,4 @@
-"""FEMNIST out of NIST's own archives: what LEAF's scripts do, without writing a million files."""
+"""FEMNIST from NIST's own archives, as LEAF's scripts do it, but without writing a million files."""
 
 import hashlib
 import io
@@ -18,16 +18,16 @@ SIDE = 28
 
 
 def read_femnist(paths: Sequence[Path], entry: Entry) -> Examples:
-    """LEAF's .json files, or NIST's by_class.zip and by_write.zip."""
+    """Read LEAF's .json files, or NIST's by_class.zip and by_write.zip."""
     archives = any(path.name.startswith(("by_class", "by_write")) for path in paths)
     return read_nist(paths, entry) if archives else read_leaf(paths, entry)
 
 
 def read_nist(paths: Sequence[Path], entry: Entry) -> Examples:
-    """by_class/HEX/hsf_*/*.png say what a picture shows, by_write/hsf_*/WRITER/*/*.png who wrote it.
+    """Read the labels from by_class/HEX/hsf_*/*.png and the writers from by_write/hsf_*/WRITER/*/*.png.
 
-    The same picture has the same bytes in both. Writers are sorted by name, their pictures by path; LEAF's
-    shrinking to 28x28 by Lanczos' filter is kept.
+    The same picture has the same bytes in both. Writers are sorted by name, their pictures by path; as in LEAF,
+    pictures are shrunk to 28x28 with the Lanczos filter.
     """
     labels: dict[bytes, int] = {}
     for name, content in members(paths, lambda name: "by_class/" in name and name.endswith(".png")):
@@ -40,7 +40,7 @@ def read_nist(paths: Sequence[Path], entry: Entry) -> Examples:
         parts = name.split("/")
         label = labels.get(_digest(content))
         if label is None or len(parts) < 3:
-            raise UserError(f"{name} in {names_of(paths)} is of no class: give both by_class.zip and by_write.zip")
+            raise UserError(f"{name} in {names_of(paths)} has no class: give both by_class.zip and by_write.zip")
         pixels += _shrunk(content, name)
         rows.append((parts[-3], name, label))
     if not rows:
@@ -62,7 +62,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _class(code: str, name: str) -> int:
-    """The number of a character with this hexadecimal code: digits, capital letters, small letters."""
+    """Return the class of the character with this hexadecimal code: digits, capital letters, small letters."""
     with reading(name):
         character = chr(int(code, 16))
         return "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz".index(character)
@@ -73,7 +73,7 @@ def _shrunk(content: bytes, name: str) -> bytes:
 
     with reading(name), Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         if max(image.size) > 1024 or image.size[0] != image.size[1]:
-            raise ValueError(f"it is a picture of {image.size} points")
+            raise ValueError(f"it is a picture of {image.size} pixels")
         grey = image.convert("L")
         grey.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
         return grey.tobytes()

@@ -15,17 +15,17 @@ from bespoke.data.sources.formats import names_of
 from bespoke.errors import UserError
 
 _PICTURE = re.compile(r"\.(jpe?g|png)$", re.IGNORECASE)
-_LARGEST = 4096  # points of a side
+_LARGEST = 4096  # pixels per side
 
 
 def picture(content: bytes, name: str, size: int | None = None) -> np.ndarray:
-    """A JPEG or PNG picture as uint8 (3, H, W), resized bilinearly to ``size`` squared if that is given."""
+    """Decode a JPEG or PNG picture as uint8 (3, H, W), resized bilinearly to ``size`` squared if that is given."""
     from PIL import Image
 
     with reading(name):
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
             if max(image.size) > _LARGEST:
-                raise ValueError(f"it is a picture of {image.size} points")
+                raise ValueError(f"it is a picture of {image.size} pixels")
             found = image.convert("RGB")
         if size is not None and found.size != (size, size):
             found = found.resize((size, size), Image.Resampling.BILINEAR)
@@ -33,7 +33,7 @@ def picture(content: bytes, name: str, size: int | None = None) -> np.ndarray:
 
 
 def natural(name: str) -> list[tuple[int, int | str]]:
-    """A key that sorts names with numbers by the numbers: x_2 before x_10."""
+    """Return a key that sorts names by the numbers in them: x_2 before x_10."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -44,22 +44,22 @@ def _by_label(labels: dict[str, int]) -> dict[str, int]:
 def _rows(
     found: dict[str, np.ndarray], labels: dict[str, int], paths: Sequence[Path], what: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pictures in the order of their labels: uint8 (n, 3, H, W) and int64 (n,)."""
+    """Return the pictures in the order of their labels: uint8 (n, 3, H, W) and int64 (n,)."""
     missing = [name for name in labels if name not in found]
     if missing or not labels:
         raise UserError(f"{names_of(paths)} lacks {missing[0] if missing else f'the {what} rows'}: get it again")
     x = np.empty((len(labels), *found[next(iter(labels))].shape), np.uint8)
     for i, name in enumerate(labels):
         if found[name].shape != x.shape[1:]:
-            raise UserError(f"{name} is of size {found[name].shape}, others of {x.shape[1:]}: get the file again")
+            raise UserError(f"{name} has size {found[name].shape}, others {x.shape[1:]}: get the file again")
         x[i] = found.pop(name)
     return x, np.array(list(labels.values()), np.int64)
 
 
 def read_tiny_imagenet(paths: Sequence[Path], entry: Entry) -> Examples:
-    """tiny-imagenet-200.zip: train/WNID/images/*.JPEG, and val/images/*.JPEG with val/val_annotations.txt.
+    """Read tiny-imagenet-200.zip: train/WNID/images/*.JPEG, and val/images/*.JPEG with val/val_annotations.txt.
 
-    Classes are the sorted names of the synsets; train rows are by class, then by number, the others as in the list.
+    Classes are the sorted synset names; train rows are sorted by class, then by number, the others are as listed.
     """
     train: dict[str, np.ndarray] = {}
     val: dict[str, np.ndarray] = {}
@@ -86,7 +86,7 @@ def read_tiny_imagenet(paths: Sequence[Path], entry: Entry) -> Examples:
 
 
 def read_mnist_m(paths: Sequence[Path], entry: Entry) -> Examples:
-    """mnist_m.tar.gz: mnist_m_train/*.png and mnist_m_test/*.png, with lines ``00000000.png 5`` in *_labels.txt."""
+    """Read mnist_m_train/*.png and mnist_m_test/*.png, with lines ``00000000.png 5`` in *_labels.txt."""
     found: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
     labels: dict[str, dict[str, int]] = {"train": {}, "test": {}}
     for name, content in members(paths, lambda name: "mnist_m_" in name):
@@ -102,7 +102,7 @@ def read_mnist_m(paths: Sequence[Path], entry: Entry) -> Examples:
 
 
 def read_synthetic_12k(paths: Sequence[Path], entry: Entry) -> Examples:
-    """The 12,000 synthetic digits: a folder for each digit, in imgs_train and imgs_valid; resized to 32x32."""
+    """Read the 12,000 synthetic digits: one folder per digit, in imgs_train and imgs_valid; resized to 32x32."""
     found: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
     labels: dict[str, dict[str, int]] = {"train": {}, "test": {}}
     for name, content in members(paths, lambda name: bool(_PICTURE.search(name))):

@@ -1,7 +1,7 @@
-"""The folder of data sets: one folder for each, with plain .npy arrays and a manifest, mapped into memory.
+"""The data folder: one subfolder per data set, with memory-mapped .npy arrays and a manifest.
 
 The folder is ``$BESPOKE_DATA``, or ``bespoke`` in the user's cache folder. A set is written to a temporary folder
-beside it and renamed as a whole, so that it is there complete or not at all.
+beside it and renamed as a whole, so it is there completely or not at all.
 """
 
 import json
@@ -33,7 +33,7 @@ Manifest = dict[str, Any]
 
 
 def root() -> Path:
-    """The folder of all data sets; it need not exist."""
+    """Return the folder of all data sets; it need not exist."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE]).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -41,18 +41,18 @@ def root() -> Path:
 
 
 def folder(name: str) -> Path:
-    """The folder of one data set."""
+    """Return the folder of one data set."""
     return root() / name
 
 
 def holds(name: str) -> bool:
-    """Whether a data set is here."""
+    """Return whether a data set is stored here."""
     return (folder(name) / MANIFEST).is_file()
 
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Say in one sentence why something could not be written to the folder of data sets."""
+    """Report in one sentence why something could not be written to the data folder."""
     try:
         yield
     except OSError as error:
@@ -63,7 +63,7 @@ def writing(what: str) -> Iterator[None]:
 
 @contextmanager
 def locked(name: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the data set's lock, so that no two processes write it at once; ``waiting`` is called before a wait."""
+    """Hold the data set's lock, so that only one process writes it; ``waiting`` is called before a wait."""
     import fcntl
 
     with writing(f"the lock of {name}"):
@@ -77,14 +77,14 @@ def locked(name: str, waiting: Callable[[], None] = lambda: None) -> Iterator[No
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)  # and the lock with it
+        os.close(descriptor)  # which releases the lock
 
 
 def write(name: str, examples: Examples, found: Hashes, source: str, verified: bool, official_order: bool) -> Manifest:
-    """Write a data set whole or not at all; to be called with its lock held."""
+    """Write a data set completely or not at all; call this with its lock held."""
     temporary = root() / f".{name}.tmp"
     with writing(f"the data set {name}"):
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
         try:
             temporary.mkdir(parents=True)
             arrays: dict[str, Any] = {}
@@ -120,21 +120,21 @@ def write(name: str, examples: Examples, found: Hashes, source: str, verified: b
 
 
 def manifest(name: str) -> Manifest:
-    """The manifest of a data set that is here."""
+    """Return the manifest of a stored data set."""
     path = folder(name) / MANIFEST
     try:
         found = json.loads(path.read_bytes())
         if found["format"] != FORMAT or found["name"] != name or not {"x", "y"} <= found["arrays"].keys():
-            raise ValueError("it is of another version or set")
+            raise ValueError("it belongs to another version or set")
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(name, f"its {MANIFEST} cannot be read: {error}") from None
 
 
 def load(name: str) -> Examples:
-    """A data set that is here, its arrays mapped into memory: x (N, ...), y (N,) int64; nothing is hashed again.
+    """Return a stored data set, its arrays memory-mapped: x (N, ...), y (N,) int64; nothing is hashed again.
 
-    The maps are private: an array may be written to, and the file stays as it is.
+    The maps are private: writing to an array leaves the file as it is.
     """
     known = manifest(name)
     fields: dict[str, Any] = {key: tuple(known[key]) for key in _NAMES}
@@ -157,7 +157,7 @@ def _damaged(name: str, reason: str) -> UserError:
 
 
 def npy(array: np.ndarray) -> Iterator[bytes]:
-    """Yield an ``.npy`` file of an array in pieces, row by row, whatever the array's layout in memory."""
+    """Yield an array's ``.npy`` file in pieces, row by row, for any memory layout."""
     header: dict[str, Any] = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array[:1]))
     start = BytesIO()
     np.lib.format.write_array_header_1_0(start, header | {"shape": array.shape})

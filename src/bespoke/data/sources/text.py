@@ -16,17 +16,17 @@ from bespoke.data.sources.entry import Entry
 from bespoke.data.sources.formats import names_of
 from bespoke.errors import UserError
 
-TOKENS = 25  # of a tweet; a shorter one is padded, of a longer one the first are kept
-WORDS = 10_000  # of the vocabulary, padding and the unknown word among them
+TOKENS = 25  # per tweet; shorter ones are padded, longer ones cut
+WORDS = 10_000  # in the vocabulary, including padding and the unknown word
 FEWEST = 30  # tweets of a user who becomes a client
 PADDING, UNKNOWN = 0, 1
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
 def read_leaf(paths: Sequence[Path], entry: Entry) -> Examples:
-    """LEAF's FEMNIST: ``{"users": [...], "user_data": {user: {"x": [[784 numbers in 0..1]], "y": [...]}}}``.
+    """Read LEAF's FEMNIST: ``{"users": [...], "user_data": {user: {"x": [[784 numbers in 0..1]], "y": [...]}}}``.
 
-    Rows of a file whose name has "test" in it are test rows. Writers are sorted by name.
+    Rows of a file with "test" in its name are test rows. Writers are sorted by name.
     """
     rows: dict[str, list[tuple[np.ndarray, np.ndarray, bool]]] = {}
     for name, content in members(paths, lambda name: name.endswith(".json")):
@@ -34,7 +34,7 @@ def read_leaf(paths: Sequence[Path], entry: Entry) -> Examples:
             for user, own in json.loads(content)["user_data"].items():
                 x, y = np.asarray(own["x"], np.float64).reshape(-1, 784), np.asarray(own["y"], np.int64)
                 if len(x) != len(y) or x.min(initial=0) < 0 or x.max(initial=0) > 1:
-                    raise ValueError(f"the rows of {user} are not 784 numbers in 0..1 with a label each")
+                    raise ValueError(f"the rows of {user} are not 784 numbers in 0..1 with one label each")
                 images = np.rint(255 * x).astype(np.uint8).reshape(-1, 1, 28, 28)
                 rows.setdefault(user, []).append((images, y, "test" in name.rpartition("/")[2]))
     if not rows:
@@ -53,23 +53,23 @@ def read_leaf(paths: Sequence[Path], entry: Entry) -> Examples:
 
 
 def words_of(tweet: str) -> list[str]:
-    """The words of a tweet, in small letters; names of users and addresses become one word each."""
+    """Return the words of a tweet, in lower case; user names and addresses become one word each."""
     plain = re.sub(r"https?://\S+|www\.\S+", " URL ", re.sub(r"@\w+", " USER ", tweet))
     return _WORD.findall(plain.lower())
 
 
 def read_sent140(paths: Sequence[Path], entry: Entry) -> Examples:
-    """Sentiment140's training file: polarity (0 or 4), id, date, query, user, text; Latin-1, without a header.
+    """Read Sentiment140's training file: polarity (0 or 4), id, date, query, user, text; Latin-1, without a header.
 
     Users with at least 30 tweets are clients, sorted by name, their tweets in the file's order. A row is 25 tokens
-    (int32): 0 is padding, 1 an unknown word, the others are numbered by how often they occur.
+    (int32): 0 is padding, 1 an unknown word, the others are numbered by frequency.
     """
     tweets: dict[str, list[tuple[int, list[str]]]] = {}
     for name, content in members(paths, lambda name: name.endswith(".csv") and "test" not in name):
         with reading(name):
             for line in csv.reader(io.StringIO(content.decode("latin-1"), newline="")):
                 if len(line) != 6 or line[0] not in ("0", "4"):
-                    raise ValueError("a line has not the six fields of Sentiment140")
+                    raise ValueError("a line does not have the six fields of Sentiment140")
                 tweets.setdefault(line[4], []).append((int(line[0] == "4"), words_of(line[5])))
     users = sorted(user for user, own in tweets.items() if len(own) >= FEWEST)
     if not users:

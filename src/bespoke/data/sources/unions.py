@@ -1,4 +1,4 @@
-"""Sets made of other sets: unions of digits from several domains, and wake-word tasks."""
+"""Sets built from other sets: unions of digits from several domains, and wake-word tasks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ TRAIN_ROWS = 7438  # of each domain of digit5: the train side of the smallest on
 
 
 def resized(x: np.ndarray) -> np.ndarray:
-    """Images uint8 (n, 1 or 3, H, W), resized bilinearly to colour (n, 3, 32, 32)."""
+    """Resize images uint8 (n, 1 or 3, H, W) bilinearly to colour (n, 3, 32, 32)."""
     from PIL import Image
 
     if x.shape[1:] == (3, SIDE, SIDE):
@@ -30,16 +30,16 @@ def resized(x: np.ndarray) -> np.ndarray:
 
 
 def digit5(parts: Sequence[Examples]) -> Examples:
-    """FedBN's files: of each domain the rows of :func:`fedbn_rows`, one domain after another."""
+    """Build FedBN's files: the rows of :func:`fedbn_rows`, one domain after another."""
     chosen = [fedbn_rows(part.y) for part in parts]
     return _union(parts, DIGIT5, [rows for rows, _ in chosen], [held for _, held in chosen])
 
 
 def fedbn_rows(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A stratified 80/20 cut of a domain with labels y (N,): rows and test marks (n,), train rows first.
+    """Return a stratified 80/20 split of a domain with labels y (N,): rows and test marks (n,), train rows first.
 
-    The cut is scikit-learn's ``StratifiedShuffleSplit(test_size=0.2, random_state=0)`` on the rows in the official
-    order; its first 7,438 train rows are taken, and all test rows.
+    The split is scikit-learn's ``StratifiedShuffleSplit(test_size=0.2, random_state=0)`` on the rows in the official
+    order, with its first 7,438 train rows and all test rows.
     """
     from sklearn.model_selection import StratifiedShuffleSplit
 
@@ -50,7 +50,7 @@ def fedbn_rows(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def digits4(parts: Sequence[Examples]) -> Examples:
-    """All rows of the four sets, one set after another, each in its official order."""
+    """Join all rows of the four sets, one set after another, each in its official order."""
     held = [part.official_test if part.official_test is not None else np.zeros(len(part.y), bool) for part in parts]
     return _union(parts, DIGITS4, [np.arange(len(part.y)) for part in parts], held)
 
@@ -69,7 +69,7 @@ def _union(
 
 
 def wake_word(label: int) -> Builder:
-    """The task to tell one label (1) from all others (0)."""
+    """Return a builder of the task that separates one label (1) from all others (0)."""
 
     def build(parts: Sequence[Examples]) -> Examples:
         return replace(parts[0], y=(parts[0].y == label).astype(np.int64), num_classes=2)
