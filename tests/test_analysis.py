@@ -168,7 +168,7 @@ def test_betas_of_a_run_are_those_it_logged():
 def test_records_without_betas_or_with_other_clients_conditions_are_refused(tmp_path):
     with pytest.raises(UserError, match="holds no betas"):
         analysis.betas(federated())
-    with pytest.raises(UserError, match="2 conditions of 3 clients"):
+    with pytest.raises(UserError, match="2 conditions for 3 clients"):
         analysis.betas(recorded(tmp_path, {1: [(0.5, 0.5)] * 3}, ["fog:1", "clean"]))
 
 

@@ -1,7 +1,6 @@
 """bespoke: personalised federated learning, a model for every client.
 
-The public names are imported when first used, so that ``import bespoke`` and the command line's help
-need no torch.
+Public names are imported on first use, so that ``import bespoke`` and the command line's help need no torch.
 """
 
 from importlib import import_module

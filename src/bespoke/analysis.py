@@ -1,6 +1,6 @@
-"""What the papers show beside accuracy: how Gaussian features are, betas, sizes of messages, client embeddings.
+"""What the papers show besides accuracy: Gaussianity of features, betas, message sizes, client embeddings.
 
-For simulations: :func:`gaussianity` and :func:`embeddings` look into clients, which no method and no server may do.
+For simulations: :func:`gaussianity` and :func:`embeddings` inspect clients, which no method and no server may do.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, float]]:
-    """How well one Gaussian a class, with one covariance for all, fits the features (FedLDA, Fig. 1a).
+    """Measure how well one Gaussian per class, with a shared covariance, fits the features (FedLDA, Fig. 1a).
 
-    ``server`` is the state to look at: ``run.server``, or a checkpoint's. Features come from the body that everyone
-    receives or, where a method sends none, from each client's personal model. Means and covariance are those of the
+    ``server`` is the state to examine: ``run.server``, or a checkpoint's. Features come from the body that everyone
+    receives or, if a method sends none, from each client's personal model. Means and covariance are those of the
     train rows of the whole training population: the numbers of ``train`` are in sample, those of ``test`` (left out
-    where there are none) of held-out rows, read from the pool and by no method; rows of a class that nobody trains on
+    if there are none) are of held-out rows, read from the pool and by no method; rows of a class that nobody trains on
     do not count. By split: ``nll``, the mean over clients of their average negative log likelihood, which depends on
     the features' scale; over all ``rows`` ``mahalanobis``, mean squared distance over d; ``kurtosis``, Mardia's excess.
     """
@@ -74,14 +74,14 @@ def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, floa
 
 
 def _features(clients: Inspectable, task: Task, body: Tree, client: int, split: str) -> tuple[Tensor, Tensor] | None:
-    """Return features (n, d) in float64 and labels (n,) of a client's rows, or None where it has none."""
+    """Return features (n, d) in float64 and labels (n,) of a client's rows, or None if it has none."""
     with torch.no_grad():
         read = [(task.features(body, x), y) for x, y in clients.examples(client, split)]
     return (torch.cat([z for z, _ in read]).double(), torch.cat([y for _, y in read])) if read else None
 
 
 def _personal(federation: Federation, client: int, server: Tree, names: Sequence[str]) -> Tree:
-    """Return the parameters of these names in the client's personal model."""
+    """Return the parameters with these names in the client's personal model."""
     down, rounds = federation.down(server, [client]), federation.training.rounds
     found = _part(federation.inspect().personal(rounds, [client], *down)[0], names)
     if found is None:
@@ -90,15 +90,16 @@ def _personal(federation: Federation, client: int, server: Tree, names: Sequence
 
 
 def _part(found: Tree, names: Sequence[str]) -> Tree | None:
-    """The tree itself or a branch of it, whichever holds all these names."""
+    """Return the tree itself or a branch of it, whichever holds all these names."""
     branches = (found, *(found.get(name) for name in ("model", "body", "personal")))
     return next((branch for branch in branches if isinstance(branch, dict) and set(names) <= branch.keys()), None)
 
 
 def betas(run: Run | RunFolder) -> list[dict[str, Any]]:
-    """A row a client of the last evaluated round: client, group, condition, kind, beta_mean, beta_cov.
+    """Return one row per client of the last evaluated round: client, group, condition, kind, beta_mean, beta_cov.
 
-    pFedFDA's Fig. 2. ``condition`` is what was done to the client's images ("contrast:3"), ``kind`` its first part.
+    As in pFedFDA's Fig. 2. ``condition`` is the corruption of the client's images ("contrast:3"), ``kind`` its first
+    part.
     """
     folder = run if isinstance(run, RunFolder) else run.folder
     last, lines = 0, dict[int, dict[str, Any]]()
@@ -118,30 +119,31 @@ def betas(run: Run | RunFolder) -> list[dict[str, Any]]:
 
 
 def by_kind(rows: Sequence[dict[str, Any]], value: str = "beta_mean") -> dict[str, dict[str, float]]:
-    """Number of clients, mean and standard deviation (over n) of a value by kind of condition."""
+    """Return the number of clients, mean and standard deviation (over n) of a value by kind of condition."""
     groups = {name: [row[value] for row in rows if row["kind"] == name] for name in sorted({r["kind"] for r in rows})}
     return {n: {"clients": len(v), "mean": float(np.mean(v)), "std": float(np.std(v))} for n, v in groups.items()}
 
 
 def kind(condition: str) -> str:
-    """A condition without its level: "contrast" of "contrast:3", "noise" of "noise of variance 0.1"."""
+    """Return a condition without its level: "contrast" of "contrast:3", "noise" of "noise of variance 0.1"."""
     return re.split(r":| of | by ", condition)[0]
 
 
 def _conditions(folder: RunFolder) -> list[str]:
-    """What was done to the images of each client; "clean" where the records tell nothing."""
+    """Return the condition of each client's images; "clean" if the records name none."""
     told = folder.read_json("federation.json")
     conditions, clients = told.get("conditions"), len(told["names"])
     if conditions and len(conditions) != clients:
-        raise UserError(f"{folder.path} tells {len(conditions)} conditions of {clients} clients: some were left out")
+        raise UserError(f"{folder.path} names {len(conditions)} conditions for {clients} clients: some were left out")
     return conditions or ["clean"] * clients
 
 
 def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, float]:
-    """Numbers a client sends: body, linear or Gaussian head, and the latter's overhead in percent (pFedFDA, Table 8).
+    """Count the numbers a client sends: body, linear or Gaussian head, and the latter's overhead in percent.
 
-    A Gaussian head has C d + d(d+1)/2. ``with_head`` names modules of the body to be counted with the linear head, as
-    the paper counts MobileNet's hidden layer, though a Gaussian head on the same features needs it too.
+    As in pFedFDA's Table 8. A Gaussian head has C d + d(d+1)/2. ``with_head`` names modules of the body to count with
+    the linear head, as the paper counts MobileNet's hidden layer, though a Gaussian head on the same features needs
+    it too.
     """
     sizes = {name: shape.numel() for name, shape in task.shapes.items()}
     moved = [name for name in task.body_names if name.rpartition(".")[0] in with_head]
@@ -152,24 +154,24 @@ def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, flo
 
 
 class Embeddings(NamedTuple):
-    """A vector a client, and what was done to the client's images."""
+    """One vector per client, and the condition of the client's images."""
 
     clients: list[int]
     vectors: NDArray[np.float64]  # (K, E)
     conditions: list[str]
 
     def plane(self) -> NDArray[np.float64]:
-        """The first two principal components: (K, 2)."""
+        """Return the first two principal components: (K, 2)."""
         with np.errstate(invalid="ignore"):  # of vectors that are all the same
             return np.asarray(PCA(n_components=2, svd_solver="full").fit_transform(self.vectors))
 
     def silhouette(self) -> float:
-        """How well the kinds of condition separate the vectors: from -1 to 1; 0 means not at all."""
+        """Return how well the kinds of condition separate the vectors: from -1 to 1; 0 means not at all."""
         return float(silhouette_score(self.vectors, [kind(condition) for condition in self.conditions]))
 
 
 def embeddings(run: Run) -> Embeddings:
-    """Embeddings (FedPCE, Figs. 1 and 3) of the clients that took part, or else their models' scales and shifts."""
+    """Return the embeddings (FedPCE, Figs. 1 and 3) of clients that took part, or their models' scales and shifts."""
     federation, states = run.federation, run.federation.inspect().states()
     taken = list(states)
     if taken and "embedding" in states[taken[0]]["state"]:
@@ -182,9 +184,9 @@ def embeddings(run: Run) -> Embeddings:
 
 
 def embedding_chart(found: Embeddings, path: str | Path) -> Path:
-    """Draws the first two principal components, a dot a client coloured by kind of condition; returns `path`."""
+    """Draw the first two principal components, one dot per client coloured by kind of condition; return `path`."""
     points, kinds = found.plane(), np.array([kind(condition) for condition in found.conditions])
-    subtitle = "First two principal components; a dot is a client."
+    subtitle = "First two principal components; one dot per client."
     figure, axes = new_axes(6.4, 4.0, "Clients by their embeddings", subtitle)
     for i, name in enumerate(sorted(set(kinds))):
         own, colour = points[kinds == name], COLOURS[i % len(COLOURS)]

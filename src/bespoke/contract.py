@@ -1,7 +1,7 @@
-"""What every method must hold, as checks that run on a small federation: ``bespoke.check_method(Mine())``.
+"""What every method must satisfy, as checks on a small federation: ``bespoke.check_method(Mine())``.
 
-The federation is made to be awkward: clients of 1 to 64 rows, one with a single class, classes that are
-absent, four of seven clients a round, and a new client that never trains.
+The federation is awkward on purpose: clients with 1 to 64 rows, one with a single class, absent classes,
+four of seven clients per round, and a new client that never trains.
 """
 
 import copy
@@ -29,7 +29,7 @@ from bespoke.engine.rows import ClientRows
 from bespoke.models.layers import Dropout
 from bespoke.runs.federation import Federation
 
-SIZES = (1, 64, 9, 33, 5, 48, 17)  # of the training clients; a new client of 12 rows comes on top
+SIZES = (1, 64, 9, 33, 5, 48, 17)  # of the training clients; a new client with 12 rows is added
 ROUNDS, COHORT, CLASSES, DIM, SEED = 4, 4, 3, 5, 11
 EXACT = 0.0
 
@@ -38,7 +38,7 @@ ADAM = Training(rounds=ROUNDS, steps=5, batch=8, lr=0.01, optimizer="adam", keep
 
 
 class _Net(nn.Module):
-    """A body with a normalisation layer, and a head: every split that a method may ask for."""
+    """A body with a normalisation layer, and a head: every split that a method may need."""
 
     def __init__(self, outputs: int = CLASSES) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _WatchedDropout(Dropout):
 
 
 class _FrozenNet(_Net):
-    """The same behind a layer that is not trained and a buffer."""
+    """The same behind a frozen layer and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 
 @lru_cache(maxsize=8)
 def toy(device: str = "cpu", kind: str = "plain") -> tuple[FederatedData, Task, Tree]:
-    """Return the awkward federation, its task in float64, and common initial parameters; ``kind`` is one of KINDS."""
+    """Return the awkward federation, its task in float64, and the initial parameters; ``kind`` is one of KINDS."""
     key = rng.key(7)
     sizes = (*SIZES, 12)
     total = 2 * sum(sizes)  # as many test rows as train rows
@@ -125,11 +125,11 @@ def toy(device: str = "cpu", kind: str = "plain") -> tuple[FederatedData, Task, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a run leaves behind."""
+    """Everything that a run leaves behind."""
 
     server: Tree
     states: dict[int, Tree]
-    uploads: list[Tree]  # stacked, one a round
+    uploads: list[Tree]  # stacked, one per round
     evaluated: list[Evaluated]
     logged: list[dict[str, list[float]]]
     refused: dict[int, str]
@@ -142,7 +142,7 @@ class Subject:
 
     method: Algorithm
     device: str = "cpu"
-    tolerance: float = 1e-9  # largest difference between two ways to compute the same
+    tolerance: float = 1e-9  # largest difference between two computations of the same numbers
 
 
 @lru_cache(maxsize=64)
@@ -157,16 +157,16 @@ def trial(
     rounds: int = ROUNDS,
     kind: str = "plain",
 ) -> Outcome:
-    """Train a method for some rounds on the awkward federation; equal arguments are run once.
+    """Train a method for some rounds on the awkward federation; equal arguments share one run.
 
-    ``backwards`` names each cohort in reverse order; ``attempt`` asks for a run of its own.
+    ``backwards`` lists each cohort in reverse order; another ``attempt`` is another run.
     """
     method, device = subject.method, subject.device
     pool, task, params = toy(device, kind)
     training = replace(training, rounds=rounds)
     clients = backend(method, task, params, pool, training, seed=SEED)
     if isinstance(clients, BatchedClients):
-        # However unequal, all clients of a chunk share a block: the hardest case for masks.
+        # All clients of a chunk share a block, however unequal: the hardest case for masks.
         clients.chunk, clients.padding, clients.similar = chunk, padding, 0.0
         if padding:
             clients.runner.slots = lambda active, lanes: lanes  # a finished client's lane runs on, to no effect
@@ -201,17 +201,17 @@ def _require(condition: bool, subject: Subject, sentence: str) -> None:
 
 
 def _require_equal(subject: Subject, a: Outcome, b: Outcome, tolerance: float, what: str) -> None:
-    """Servers, states and evaluations agree within ``tolerance`` (0 asks for the same bits)."""
+    """Require servers, states and evaluations that agree within ``tolerance`` (0 means to the bit)."""
     mine = tree.flatten({"server": a.server, "clients": {str(c): s for c, s in sorted(a.states.items())}})
     theirs = tree.flatten({"server": b.server, "clients": {str(c): s for c, s in sorted(b.states.items())}})
-    _require(mine.keys() == theirs.keys(), subject, f"{what}: the states have other names")
+    _require(mine.keys() == theirs.keys(), subject, f"{what}: the states have different names")
     for name, value in mine.items():
         if value.numel():
             gap = float((value.double() - theirs[name].double()).abs().max())
             _require(gap <= tolerance, subject, f"{what}: {name} differs by {gap:.1e} (allowed {tolerance:.0e})")
     for left, right in zip(a.evaluated, b.evaluated, strict=True):
         counts = [(*row[:4], row.metrics.get("accuracy")) for row in (left, right)]
-        _require(counts[0] == counts[1], subject, f"{what}: client {left.client} counts {counts[0]} and {counts[1]}")
+        _require(counts[0] == counts[1], subject, f"{what}: client {left.client} has {counts[0]} and {counts[1]}")
         gap = abs(_loss(left) - _loss(right))
         _require(gap <= 100 * tolerance, subject, f"{what}: client {left.client}'s loss differs by {gap:.1e}")
 
@@ -220,18 +220,18 @@ def _require_equal(subject: Subject, a: Outcome, b: Outcome, tolerance: float, w
 
 
 def is_frozen(subject: Subject) -> None:
-    """The method is a frozen dataclass that a copy of its fields rebuilds."""
+    """Check that the method is a frozen dataclass that can be rebuilt from its fields."""
     method = subject.method
     own = vars(type(method)).get("__dataclass_params__")  # not the base class's
     _require(
-        own is not None and own.frozen, subject, "is no frozen dataclass: decorate it with @dataclass(frozen=True)"
+        own is not None and own.frozen, subject, "is not a frozen dataclass: decorate it with @dataclass(frozen=True)"
     )
     fields: dict[str, Any] = dataclasses.asdict(method)
-    _require(type(method)(**fields) == method, subject, "its fields do not rebuild it")
+    _require(type(method)(**fields) == method, subject, "cannot be rebuilt from its fields")
 
 
 def answers_are_sound(subject: Subject) -> None:
-    """Each hook returns what it should, of finite numbers, and leaves what it was given as it was."""
+    """Check that each hook returns what it should, with finite numbers, and leaves its arguments unchanged."""
     method = subject.method
     pool, task, params = toy(subject.device)
     clients = SequentialClients(_watching(method), task, params, pool, replace(SGD, rounds=1), seed=SEED)
@@ -241,11 +241,11 @@ def answers_are_sound(subject: Subject) -> None:
         federation.evaluate(done)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise AssertionError(f"{type(method).__name__}: {error}") from error
-    _require(not done.refused, subject, f"clients were refused, since their answer is not finite: {done.refused}")
+    _require(not done.refused, subject, f"clients were refused, since their answers are not finite: {done.refused}")
 
 
 def _watching(method: Algorithm) -> Algorithm:
-    """Return a copy of a method that is watched for changes of what its client half is given."""
+    """Return a copy of a method whose client half may not change its arguments."""
 
     def watched(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Algorithm, local: Local, state: Tree, down: Tree) -> Any:
@@ -267,7 +267,7 @@ def _watching(method: Algorithm) -> Algorithm:
 
 
 def desk_values_stay_tensors(subject: Subject) -> None:
-    """No hook turns a value of the desk (n, round, rounds, lr) into a Python number or a decision."""
+    """Check that no hook turns a value of the desk (n, round, rounds, lr) into a Python number or a branch."""
     method = subject.method
     pool, task, params = toy(subject.device)
     clients = _GuardedClients(method, task, params, pool, replace(SGD, rounds=1), seed=SEED)
@@ -283,7 +283,7 @@ class _GuardedError(RuntimeError):
 
 
 class _Guarded(Tensor):
-    """A tensor that refuses to become a Python number, as do all that are computed from it."""
+    """A tensor that refuses to become a Python number, as does any tensor computed from it."""
 
     def _refuse(self, *_: Any) -> Any:
         raise _GuardedError(
@@ -301,7 +301,7 @@ class _Guarded(Tensor):
 
 
 class _GuardedClients(SequentialClients):
-    """Clients whose desks have guarded values; the library itself may look at what comes out."""
+    """Clients whose desks have guarded values; the library itself may read the results."""
 
     def _map(self, call: Call) -> Mapped:
         out = super()._map(call)
@@ -315,7 +315,7 @@ class _GuardedClients(SequentialClients):
 
 
 def neighbours_do_not_matter(subject: Subject) -> None:
-    """With garbage in all rows but one client's train rows, nothing of that client's changes by one bit."""
+    """Check that garbage in all rows but one client's train rows does not change one bit of that client's results."""
     for backend in (SequentialClients, BatchedClients):
         for client in (2, 3):
             clean, spoilt = _in_bad_company(subject, backend, client, False), _in_bad_company(subject, backend, client)
@@ -326,7 +326,7 @@ def neighbours_do_not_matter(subject: Subject) -> None:
 
 
 def _in_bad_company(subject: Subject, backend: type[Simulated], client: int, spoil: bool = True) -> dict[str, Tensor]:
-    """Return all that one client makes in a round, its personal model included, by name."""
+    """Return everything that one client produces in a round, its personal model included, by name."""
     pool, task, params = toy(subject.device)
     if spoil:
         others = torch.ones(len(pool.y), dtype=torch.bool)
@@ -353,18 +353,18 @@ def _in_bad_company(subject: Subject, backend: type[Simulated], client: int, spo
 
 
 def dropout_draws_in_training(subject: Subject) -> None:
-    """Every training loss hands the batch's key on to layers that draw, alike on both backends; evaluation never."""
+    """Check that every training loss passes the batch's key to dropout, with equal results, and evaluation does not."""
     _WatchedDropout.silent.clear()
     loop = trial(subject, kind="dropout", rounds=2)
     silent = bool(_WatchedDropout.silent)
     _require(not silent, subject, "trains through task.features, task.logits or task.classify without key=batch.key")
     batched = trial(subject, BatchedClients, kind="dropout", rounds=2)
     _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with dropout")
-    _require(loop.evaluated == loop.evaluate(), subject, "a second evaluation gives other numbers with dropout")
+    _require(loop.evaluated == loop.evaluate(), subject, "a second evaluation gives different numbers with dropout")
 
 
 def constants_stay_at_home(subject: Subject) -> None:
-    """Frozen parameters and buffers are in no state and no message, and the method works with them."""
+    """Check that frozen parameters and buffers are in no state and no message, and that the method works with them."""
     _, task, _ = toy(subject.device, "frozen")
     loop, batched = (trial(subject, b, kind="frozen", rounds=2) for b in (SequentialClients, BatchedClients))
     _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with frozen layers")
@@ -375,7 +375,7 @@ def constants_stay_at_home(subject: Subject) -> None:
 
 
 def any_objective_works(subject: Subject) -> None:
-    """The method serves regression too, or says that it needs classes."""
+    """Check that the method supports regression too, or declares that it needs classes."""
     if subject.method.needs_classes:
         return
     try:
@@ -391,44 +391,44 @@ def any_objective_works(subject: Subject) -> None:
 
 
 def loop_equals_batched(subject: Subject) -> None:
-    """One client after another and a cohort at once give the same numbers."""
+    """Check that one client after another and a cohort at once give the same numbers."""
     _require_equal(subject, trial(subject), trial(subject, BatchedClients), subject.tolerance, "loop against batched")
 
 
 def loop_equals_batched_with_kept_moments(subject: Subject) -> None:
-    """The same with Adam, whose moments stay on the clients, and rounds counted in steps."""
+    """Check the same with Adam, whose moments stay on the clients, and rounds counted in steps."""
     loop, batched = trial(subject, training=ADAM), trial(subject, BatchedClients, ADAM)
     _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with kept moments")
 
 
 def chunks_change_nothing(subject: Subject) -> None:
-    """Blocks of two clients give the same numbers as larger ones."""
+    """Check that blocks of two clients give the same numbers as larger ones."""
     chunked = trial(subject, BatchedClients, chunk=2)
     _require_equal(subject, trial(subject, BatchedClients), chunked, subject.tolerance, "large against small blocks")
 
 
 def padding_changes_nothing(subject: Subject) -> None:
-    """More padded rows, and so more idle steps, give the same numbers."""
+    """Check that more padded rows, and so more idle steps, give the same numbers."""
     padded = trial(subject, BatchedClients, padding=11)
     _require_equal(subject, trial(subject, BatchedClients), padded, subject.tolerance, "without and with extra padding")
 
 
 def same_seed_same_bits(subject: Subject) -> None:
-    """A run can be repeated to the bit, on either backend."""
+    """Check that a run can be repeated to the bit on either backend."""
     for backend in (SequentialClients, BatchedClients):
         again = trial(subject, backend, attempt=1)
         _require_equal(subject, trial(subject, backend), again, EXACT, f"two equal runs ({backend.name})")
 
 
 def order_does_not_matter(subject: Subject) -> None:
-    """The order in which clients are named changes nothing."""
+    """Check that the order of the clients does not matter."""
     _require_equal(
         subject, trial(subject), trial(subject, backwards=True), subject.tolerance, "clients forwards and backwards"
     )
 
 
 def shapes_stay(subject: Subject) -> None:
-    """States and uploads have the same names, shapes and types in every round."""
+    """Check that states and uploads have the same names, shapes and types in every round."""
     outcome = trial(subject)
     kinds = {_shapes({"state": s}) for s in outcome.states.values()}
     _require(len(kinds) == 1, subject, "clients' states differ in names, shapes or types")
@@ -449,15 +449,15 @@ def _shapes(value: Tree) -> tuple[Any, ...]:
 
 
 def awkward_clients_work(subject: Subject) -> None:
-    """Clients with one row, one class or an absent class give finite numbers, and nobody is refused."""
+    """Check that clients with one row, one class or an absent class give finite numbers, and that none is refused."""
     for outcome in (trial(subject), trial(subject, BatchedClients)):
         _require(not outcome.refused, subject, f"clients were refused: {outcome.refused}")
         for row in outcome.evaluated:
-            _require(math.isfinite(_loss(row)), subject, f"client {row.client} predicts with a loss that is not finite")
+            _require(math.isfinite(_loss(row)), subject, f"client {row.client} has a non-finite loss")
 
 
 def private_stays_private(subject: Subject) -> None:
-    """What is declared private is part of the state and of no upload."""
+    """Check that names declared private are in the state and in no upload."""
     outcome = trial(subject)
     state = next(iter(outcome.states.values()))
     missing = set(subject.method.private) - state.keys()
@@ -467,13 +467,13 @@ def private_stays_private(subject: Subject) -> None:
 
 
 def evaluation_changes_nothing(subject: Subject) -> None:
-    """Evaluating twice gives the same numbers: personalisation leaves no trace."""
+    """Check that evaluating twice gives the same numbers: personalisation leaves no trace."""
     outcome = trial(subject)
-    _require(outcome.evaluated == outcome.evaluate(), subject, "a second evaluation gives other numbers")
+    _require(outcome.evaluated == outcome.evaluate(), subject, "a second evaluation gives different numbers")
 
 
 def new_client_works(subject: Subject) -> None:
-    """A client that never took part can be adapted and personalised, on either backend alike."""
+    """Check that a client that never took part can be adapted and personalised on either backend."""
     new = len(SIZES)
     for backend in (SequentialClients, BatchedClients):
         rows = [r for r in trial(subject, backend).evaluated if r.client == new]
@@ -484,7 +484,7 @@ def new_client_works(subject: Subject) -> None:
 
 
 def learns(subject: Subject) -> None:
-    """Training for a while makes personal models that do better on held-out rows than an even guess."""
+    """Check that some training makes personal models that beat an even guess on held-out rows."""
     outcome = trial(subject, BatchedClients, rounds=12)
     loss, guess = _mean_loss(outcome.evaluated), math.log(CLASSES)
     _require(loss < 0.9 * guess, subject, f"the personal models' loss is {loss:.3f}, and an even guess has {guess:.3f}")
@@ -517,9 +517,9 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 
 
 def check_method(method: Algorithm, device: str = "cpu", tolerance: float = 1e-9) -> list[str]:
-    """Run every check on a method and return their names; the first that fails is an AssertionError that says why.
+    """Run every check on a method and return their names; the first that fails raises an AssertionError that says why.
 
-    ``tolerance`` is the largest difference allowed between two ways to compute the same in float64.
+    ``tolerance`` is the largest difference allowed between two float64 computations of the same numbers.
     """
     for check in CHECKS.values():
         check(Subject(method, device, tolerance))

@@ -13,17 +13,17 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def reason_and_cure(error: OSError) -> str:
-    """Return why the system did not let us write, and what to do about it."""
+    """Return why writing failed, and what to do about it."""
     return f"{error.strerror or error}; {'make room' if error.errno in _FULL else 'fix the problem'}"
 
 
 def write_error(path: Path, error: OSError) -> UserError:
-    """Return the sentence for a file that the system did not let us write."""
+    """Return the error for a file that could not be written."""
     return UserError(f"cannot write {path}: {reason_and_cure(error)}, then continue a started run with --resume")
 
 
 def fsync_folder(path: Path) -> None:
-    """Make new names in a folder durable."""
+    """Flush new names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,9 +32,9 @@ def fsync_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file whole or not at all: a temporary file beside it, fsync, rename, fsync of the folder.
+    """Write a file whole or not at all: a temporary file next to it, fsync, rename, fsync of the folder.
 
-    The pieces may be made while they are written, so that a large file never lies in memory.
+    The pieces may be generated during writing, so that a large file is never in memory as a whole.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -16,7 +16,7 @@ Callback = Callable[[Event], None]
 def scalars(event: Event) -> dict[str, float]:
     """Return the numbers of a round by name: training loss, bytes, seconds, and every metric of each view and split.
 
-    A metric is that of the training population: `METRIC/VIEW/SPLIT/pooled` and `METRIC/VIEW/SPLIT/mean`.
+    Metrics are over the training population: `METRIC/VIEW/SPLIT/pooled` and `METRIC/VIEW/SPLIT/mean`.
     """
     row = event.row
     values = {"bytes/down": row["bytes_down"], "bytes/up": row["bytes_up"], "refused": len(row["refused"])}
@@ -36,7 +36,7 @@ def _tool(name: str, module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise UserError(f"--log {name} needs a package that is not here: pip install 'bespoke-fl[{name}]'") from error
+        raise UserError(f"--log {name} needs a missing package: pip install 'bespoke-fl[{name}]'") from error
 
 
 def tensorboard(folder: Path, name: str, config: dict[str, Any]) -> Callback:
@@ -52,13 +52,13 @@ def tensorboard(folder: Path, name: str, config: dict[str, Any]) -> Callback:
 
 
 def wandb(folder: Path, name: str, config: dict[str, Any]) -> Callback:
-    """Send to Weights & Biases; its own environment variables choose project and mode."""
+    """Send the numbers to Weights & Biases; its own environment variables choose project and mode."""
     tracked = _tool("wandb", "wandb").init(name=name, dir=str(folder), config=config)
     return lambda event: tracked.log(scalars(event), step=event.round)
 
 
 def mlflow(folder: Path, name: str, config: dict[str, Any]) -> Callback:
-    """Send to MLflow; its own environment variables choose the server and experiment."""
+    """Send the numbers to MLflow; its own environment variables choose server and experiment."""
     client = _tool("mlflow", "mlflow")
     client.start_run(run_name=name)
     flat = {f"{t}.{k}": v for t, table in config.items() if isinstance(table, dict) for k, v in table.items()}
@@ -74,7 +74,7 @@ LOGGERS: dict[str, Callable[[Path, str, dict[str, Any]], Callback]] = {
 
 
 def make(name: str, folder: Path, label: str, config: dict[str, Any]) -> Callback:
-    """Return the callback of a tool by name."""
+    """Return the callback for a tool by name."""
     if name not in LOGGERS:
         raise UserError(f"--log {name}: there is no such tool; use one of {', '.join(LOGGERS)}")
     return LOGGERS[name](folder, label, config)

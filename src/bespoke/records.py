@@ -5,7 +5,7 @@ A run folder holds
     config.toml       the resolved experiment
     environment.json  versions, device, git hash
     rounds.jsonl      one line per round
-    clients.jsonl     one line per (round, client, split, view): the sum and weight of every metric
+    clients.jsonl     one line per (round, client, split, view): the sum and weight of each metric
     timing.jsonl      one line per round: seconds by phase
     summary.json      values derived from the lines above
     checkpoints/      states to resume from
@@ -46,9 +46,9 @@ COLUMNS: dict[str, dict[str, str]] = {
         "refused": "{id: reason} of the clients whose upload was left out",
         "train_loss": "mean training loss of the accepted clients, or null",
         "bytes_down": "bytes sent to the cohort",
-        "bytes_up": "bytes received from those who answered",
+        "bytes_up": "bytes received from the clients that answered",
         "padding_waste": "share of the computed rows that were padding",
-        "host_breaks": "calls of the host between captured parts",
+        "host_breaks": "calls to the host between captured parts",
         "logged": "{name: [value or null per client of the cohort]}",
         "note": "what a reader of the round should know (optional)",
         "evaluated": "{view, metric, higher} of an evaluated round: the headline view, the headline metric, and "
@@ -61,21 +61,21 @@ COLUMNS: dict[str, dict[str, str]] = {
         "split": "test or val",
         "view": "name of the prediction",
         "total": "rows",
-        "metrics": "{name: [sum, weight]}, two numbers or two lists of one length; null where it is not finite",
-        "logged": "{name: value} of what the method logged for the client",
+        "metrics": "{name: [sum, weight]}, two numbers or two lists of equal length; null for what is not finite",
+        "logged": "{name: value} that the method logged for the client",
     },
     TIMING: {
         "round": "number of the round, from 1",
-        "train": "seconds of the clients' training",
-        "aggregate": "seconds of the server's step",
-        "evaluate": "seconds of the evaluation",
-        "checkpoint": "seconds of writing the checkpoint before this round",
+        "train": "seconds for the clients' training",
+        "aggregate": "seconds for the server's step",
+        "evaluate": "seconds for the evaluation",
+        "checkpoint": "seconds for writing the checkpoint before this round",
     },
 }
 _OPTIONAL = {"note", "evaluated"}
 _REQUIRED = {name: columns.keys() - _OPTIONAL for name, columns in COLUMNS.items()}
-_NESTED = {"logged", "metrics", "evaluated"}  # columns that become several ones in an export
-_TYPES = {  # of the columns of an export that hold no plain integer; "id" is text where clients have names
+_NESTED = {"logged", "metrics", "evaluated"}  # columns that become several in an export
+_TYPES = {  # of the columns of an export that hold no plain integer; "id" is text if clients have names
     **dict.fromkeys(("train_loss", "padding_waste"), "float64"),
     **dict.fromkeys(("group", "split", "view", "note", "evaluated.view", "evaluated.metric"), "string"),
     **{"client": "id", "cohort": "[id]", "refused": "[string]", "reasons": "[string]"},
@@ -83,7 +83,7 @@ _TYPES = {  # of the columns of an export that hold no plain integer; "id" is te
 
 
 def _plain(value: Any) -> Any:
-    """`value` for JSON: arrays and 0-d tensors as Python values, NaN and infinities as None."""
+    """Convert `value` for JSON: arrays and 0-d tensors to Python values, NaN and infinities to None."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -101,14 +101,14 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _is_pair(total: Any, weight: Any) -> bool:
-    """Whether two values are numbers, as JSON has them, or null, and the weight is not negative."""
+    """Return whether two values are JSON numbers or null, and the weight is not negative."""
     return (total is None or type(total) in (int, float)) and (
         weight is None or (type(weight) in (int, float) and weight >= 0)
     )
 
 
 def _is_metric(value: Any) -> bool:
-    """Whether a value is [sum, weight]: two numbers, or two lists of one length."""
+    """Return whether a value is [sum, weight]: two numbers, or two lists of equal length."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     sums, weights = value
@@ -118,7 +118,7 @@ def _is_metric(value: Any) -> bool:
 
 
 def _is_headline(value: Any) -> bool:
-    """Whether a value is {view, metric, higher}, and `higher` knows the metric."""
+    """Return whether a value is {view, metric, higher}, and `higher` contains the metric."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("view"), str)
@@ -129,7 +129,7 @@ def _is_headline(value: Any) -> bool:
 
 
 def _fault(name: str, row: dict[str, Any]) -> str:
-    """The column of a row of the record file `name` that is missing or malformed, or nothing."""
+    """Return the column that is missing or malformed in a row of the record file `name`, or nothing."""
     if not _REQUIRED[name] <= row.keys():
         return min(_REQUIRED[name] - row.keys())
     if not isinstance(row.get("logged", {}), dict):
@@ -142,7 +142,7 @@ def _fault(name: str, row: dict[str, Any]) -> str:
 
 
 def _parse(name: str, line: bytes) -> dict[str, Any] | None:
-    """The row of a line of the record file `name`, or None for a damaged line."""
+    """Parse a line of the record file `name`; return None for a damaged line."""
     try:
         row = _DECODER.decode(line.decode())
         if name == CLIENTS and "correct" in row:
@@ -153,10 +153,10 @@ def _parse(name: str, line: bytes) -> dict[str, Any] | None:
 
 
 def _with_metrics(row: dict[str, Any]) -> dict[str, Any]:
-    """A line with counts of right answers as one with metrics."""
+    """Convert a line with counts of correct answers to one with metrics."""
     correct, total = row["correct"], row["total"]
     if not 0 <= correct <= total:
-        raise ValueError("more right answers than rows")
+        raise ValueError("more correct answers than rows")
     row["metrics"] = {"accuracy": [correct, total], "loss": [row["loss_sum"], total]}
     return {key: row[key] for key in COLUMNS[CLIENTS]}
 
@@ -172,7 +172,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Make the folder (an existing one is kept as it is) and check that it can be written to."""
+        """Make the folder (an existing one is left as it is) and check that it is writable."""
         folder = cls(path)
         probe = folder.path / ".probe.tmp"
         try:
@@ -196,7 +196,7 @@ class RunFolder:
         for row in rows:
             wrong = (row.keys() ^ COLUMNS[name].keys()) - (_OPTIONAL - row.keys())
             if wrong:
-                raise ValueError(f"a row of {name} lacks or invents a column: {', '.join(sorted(wrong))}")
+                raise ValueError(f"a row of {name} has missing or unknown columns: {', '.join(sorted(wrong))}")
             row = _plain(row)
             if fault := _fault(name, row):
                 raise ValueError(f"a row of {name} is malformed: {fault} is {row[fault]!r}")
@@ -228,7 +228,7 @@ class RunFolder:
         return {name: path.stat().st_size if path.exists() else 0 for name, path in files.items()}
 
     def truncate(self, offsets: dict[str, int]) -> None:
-        """Cut all record files back to `offsets`, or none of them if one does not fit."""
+        """Truncate all record files to `offsets`, or none of them if one does not fit."""
         sizes = self.offsets()
         for name, offset in offsets.items():
             if name not in COLUMNS:
@@ -336,7 +336,7 @@ class RunFolder:
 
 
 def _nested_columns(rows: Iterable[dict[str, Any]], logged: str) -> dict[str, str]:
-    """The type of each column that an export makes of `metrics` and `logged`; the latter hold `logged`."""
+    """Return the type of each column an export makes from `metrics` and `logged`; `logged` is that of the latter."""
     metrics: dict[str, str] = {}
     values: set[str] = set()
     for row in rows:
@@ -348,7 +348,7 @@ def _nested_columns(rows: Iterable[dict[str, Any]], logged: str) -> dict[str, st
 
 
 def _flat(row: dict[str, Any], named: bool) -> dict[str, Any]:
-    """The row of an export; with named clients every id is text, since a column has one type."""
+    """Return a row of an export; with named clients every id is text, since a column has one type."""
     flat = row | {f"logged.{name}": value for name, value in row["logged"].items()}
     for name, (sums, weights) in row.get("metrics", {}).items():
         flat |= {f"metric.{name}.sum": sums, f"metric.{name}.weight": weights}
@@ -363,7 +363,7 @@ def _flat(row: dict[str, Any], named: bool) -> dict[str, Any]:
 
 
 def _end_of_lines(file: Any) -> int:
-    """Offset behind the last newline of an open file: what follows is a torn line."""
+    """Return the offset after the last newline of an open file; anything beyond is a torn line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - 65_536)

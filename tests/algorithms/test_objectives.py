@@ -71,7 +71,7 @@ def test_methods_say_whether_they_need_classes():
 @pytest.mark.parametrize("name", sorted(NEEDY))
 @pytest.mark.parametrize("objective", ["regression", "multilabel"])
 def test_a_method_that_needs_classes_is_refused_without_any(name, objective):
-    with pytest.raises(bespoke.UserError, match=f"^{name} needs classes, which the objective '{objective}' has not"):
+    with pytest.raises(bespoke.UserError, match=f"^{name} needs classes, which the objective '{objective}' does not"):
         train(name, objective)
 
 

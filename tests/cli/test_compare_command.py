@@ -38,7 +38,7 @@ def test_any_recorded_metric_can_be_compared():
 def test_a_baseline_may_be_shortened():
     assert "minus fedrod [95 %]" in ok("--baseline", "fedr").out
     assert command("compare", RUNS, "--baseline", "fed").sentence == (
-        "the baseline 'fed' may be fedavg or fedrod; give more of the label"
+        "the baseline 'fed' may mean fedavg or fedrod; give more of the label"
     )
 
 
@@ -48,5 +48,5 @@ def test_charts_of_clients_and_of_rounds():
     assert "test loss" in Path("clients.svg").read_text()
     assert "Loss by round" in Path("rounds.svg").read_text()
     assert command("compare", RUNS, "--curves", "nowhere/x.png").sentence == (
-        "cannot write nowhere/x.png: there is no folder nowhere; make it first"
+        "cannot write nowhere/x.png: there is no folder nowhere; create it first"
     )

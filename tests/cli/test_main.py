@@ -233,7 +233,7 @@ def test_a_folder_that_holds_a_run_is_refused_without_resume(path):
     ok("run", path, "--out", "here")
     before = {p: p.read_bytes() for p in Path("here").rglob("*") if p.is_file()}
     found = command("run", path, "--out", "here").sentence
-    assert found == "here already holds a run: add --resume to go on with it, or choose another folder with --out"
+    assert found == "here already holds a run: add --resume to continue it, or choose another folder with --out"
     assert {p: p.read_bytes() for p in Path("here").rglob("*") if p.is_file()} == before
 
 
@@ -274,7 +274,7 @@ def test_notes_are_printed(path):
     for file in Path("here/checkpoints").iterdir():
         file.write_bytes(b"damaged")
     done = ok("run", path, "--out", "here", "--resume", "--quiet")
-    assert done.err.count("note: ") == 2 and "started over from round 1" in done.err
+    assert done.err.count("note: ") == 2 and "started again from round 1" in done.err
 
 
 def test_refused_uploads_are_shown(path):
@@ -473,7 +473,7 @@ def test_compare_of_a_group(several):
         (["SEVERAL", "--group", "old"], "unknown group 'old'"),
         (["SEVERAL", "--group", "unseen"], "has no test rows"),
         (["SEVERAL", "--view", "global"], "has no view 'global'; it has personal"),
-        (["SEVERAL", "--baseline", "ditto"], "no runs of the baseline 'ditto'; there are fedavg, fedrep"),
+        (["SEVERAL", "--baseline", "ditto"], "no runs of the baseline 'ditto'; use one of fedavg, fedrep"),
         (["SEVERAL", "--chart", "chart.pdf"], "must end in .png or .svg"),
         (["SEVERAL", "--chart", "nowhere/chart.png"], "cannot write nowhere/chart.png"),
     ],

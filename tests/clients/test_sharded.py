@@ -480,7 +480,7 @@ def test_the_result_is_printed_once(driven):
         ("again", "command already holds a run: add --resume"),
         ("usage", "No such option"),
         ("demo", "the demonstration runs in one process: start it without torchrun"),
-        ("each its own", "all processes must do the same, but process 0 has experiment"),
+        ("each its own", "all processes must run the same: process 0 has experiment"),
         ("no room", "cannot write: no room"),
     ],
 )
@@ -580,10 +580,10 @@ def test_each_process_takes_the_gpu_of_its_number(monkeypatch):
     assert api.pick_device("auto") == api.pick_device("cuda") == torch.device("cuda:1")
     assert taken == [torch.device("cuda:1")] * 2
     assert api.pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(UserError, match="each of 3 processes takes a GPU of its own: use cuda instead of cuda:0"):
+    with pytest.raises(UserError, match="each of 3 processes takes its own GPU: use cuda instead of cuda:0"):
         api.pick_device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(UserError, match="process 2 of this machine has no GPU of its own, since torch sees 2"):
+    with pytest.raises(UserError, match="process 2 on this machine has no GPU, since torch sees only 2"):
         api.pick_device("auto")
 
 

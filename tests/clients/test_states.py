@@ -98,7 +98,7 @@ def test_a_layout_is_kept():
 def test_a_store_without_a_folder_writes_nothing():
     store = StateStore("disk", "cpu")
     store.put([0], {"a": torch.zeros(1)})
-    with pytest.raises(ValueError, match="before it was given a folder"):
+    with pytest.raises(ValueError, match="before it has a folder"):
         store.flush()
 
 

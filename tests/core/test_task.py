@@ -248,10 +248,10 @@ class Gives(nn.Module):
     [
         (
             lambda: Gives(lambda y: (y, y)),
-            r"the model gives a tuple: make its forward return one tensor .*\(examples, 3\)",
+            r"the model returns a tuple: make its forward return one tensor .*\(examples, 3\)",
         ),
-        (lambda: Gives(lambda y: {"logits": y}), "the model gives a dict: make its forward return one tensor"),
-        (Two, r"forward\(x, mask, scale=1.0\) does not take one batch of examples alone: wrap it in a module"),
+        (lambda: Gives(lambda y: {"logits": y}), "the model returns a dict: make its forward return one tensor"),
+        (Two, r"forward\(x, mask, scale=1.0\) needs more than one batch of examples: wrap it in a module"),
         (lambda: nn.Sequential(OrderedDict(a=nn.LazyLinear(4), fc=nn.Linear(4, CLASSES))), "a.weight is lazy"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_lazy_layer_that_was_called_is_a_plain_one():
 
 
 def test_whole_numbers_where_floats_are_wanted_are_named():
-    with pytest.raises(UserError, match="they are int64: give float32 unless the model embeds tokens"):
+    with pytest.raises(UserError, match="they are int64: use float32 unless the model embeds tokens"):
         deep().check(batch().x.long())
 
 
@@ -446,9 +446,7 @@ def test_the_loss_is_the_objectives():
 
 def test_outputs_that_do_not_fit_the_objective_are_refused():
     task = Task(Deep, "classifier.1", 1, dtype=torch.float64, objective=REGRESSION)
-    with pytest.raises(
-        UserError, match=r"but the objective 'regression' wants 1 for each example: make it give \(6, 1\)"
-    ):
+    with pytest.raises(UserError, match=r"but the objective 'regression' needs 1 per example: make it return \(6, 1\)"):
         task.check(batch().x)
     task = Task(Deep, "classifier.1", CLASSES, dtype=torch.float64, objective=CLASSIFICATION.measured_by(["mse"]))
     with pytest.raises(UserError, match="the metric 'mse' cannot be computed"):

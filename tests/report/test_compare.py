@@ -383,10 +383,10 @@ def test_a_baseline_is_known_by_a_part_of_its_label(tmp_path):
     ):
         assert compare(tmp_path, wanted).baseline == label
     with pytest.raises(
-        UserError, match=r"the baseline 'fedprox' may be fedprox \(mu=0.1\) or fedprox \(mu=1.0\); give"
+        UserError, match=r"the baseline 'fedprox' may mean fedprox \(mu=0.1\) or fedprox \(mu=1.0\); give"
     ):
         compare(tmp_path, "fedprox")
-    with pytest.raises(UserError, match=r"no runs of the baseline 'mu=2'; there are fedprox \(mu=0.1\), "):
+    with pytest.raises(UserError, match=r"no runs of the baseline 'mu=2'; use one of fedprox \(mu=0.1\), "):
         compare(tmp_path, "mu=2")
 
 
@@ -426,7 +426,7 @@ def test_other_test_rows_are_named_and_not_paired(tmp_path):
     fake_run(tmp_path / "a", {1: [(0, 1, 2), (1, 1, 2)]}, "fedavg")
     fake_run(tmp_path / "b", {1: [(0, 2, 3), (1, 1, 2)]}, "ditto")
     comparison = compare([tmp_path])
-    assert comparison.warnings == ("ditto was not tested on the rows of fedavg, so the two are not paired",)
+    assert comparison.warnings == ("ditto and fedavg were tested on different rows, so they are not paired",)
     assert comparison.rows[1].difference is None
 
 
@@ -499,12 +499,12 @@ def test_wrong_requests_are_refused_in_a_sentence(tmp_path):
     fake_run(tmp_path / "runs" / "a", {1: [(0, 1, 2)]})
     (tmp_path / "empty").mkdir()
     for call, words in (
-        (lambda: compare([]), "no folder is given"),
+        (lambda: compare([]), "no folder was given"),
         (lambda: compare([tmp_path / "absent"]), "there is no folder"),
         (lambda: compare([tmp_path / "runs", tmp_path / "empty"]), "no run in .*empty"),
         (
             lambda: compare([tmp_path / "runs"], baseline="ditto"),
-            "no runs of the baseline 'ditto'; there are fedavg",
+            "no runs of the baseline 'ditto'; use one of fedavg",
         ),
         (lambda: compare([tmp_path / "runs"], select="best"), "unknown select 'best'; use one of last, "),
         (lambda: compare([tmp_path / "runs"], group="old"), "unknown group 'old'; use one of all, "),
@@ -668,7 +668,9 @@ def test_charts_that_cannot_be_drawn_are_refused(tmp_path):
     with pytest.raises(UserError, match="no run evaluated several rounds"):
         curves([tmp_path], tmp_path / "curve.png")
     for draw in (lambda path: client_chart(compare([tmp_path]), path), lambda path: curves([tmp_path], path)):
-        with pytest.raises(UserError, match=r"cannot write .*chart\.png: there is no folder .*nowhere; make it first"):
+        with pytest.raises(
+            UserError, match=r"cannot write .*chart\.png: there is no folder .*nowhere; create it first"
+        ):
             draw(tmp_path / "nowhere" / "chart.png")
     assert not list(tmp_path.glob("*.*"))
 

@@ -1,4 +1,4 @@
-"""Checkpoints: saved whole, verified when read, and passed over when damaged."""
+"""Checkpoints: saved whole, verified when read, and skipped when damaged."""
 
 import errno
 import json
@@ -305,7 +305,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(name, tmp_path, 
     done = command("run", path, "--out", folder, "--resume", "--checkpoint-every", 2)
     assert done.code == 0, done.err
     assert f"note: checkpoint {folder / 'checkpoints' / '000004.json'} is damaged" in done.err
-    assert "started over" not in done.err
+    assert "started again" not in done.err
     assert "damaged" in json.loads((folder / "environment.json").read_text())["notes"][0]
     assert_same_result(folder, finished)
 
@@ -317,7 +317,7 @@ def test_a_run_without_a_sound_checkpoint_starts_over_and_says_so(tmp_path, fini
     done = command("run", path, "--out", folder, "--resume", "--checkpoint-every", 2)
     assert done.code == 0, done.err
     assert done.err.count("is damaged") == 2
-    assert f"note: {folder} holds no sound checkpoint: started over from round 1" in done.err
+    assert f"note: {folder} holds no intact checkpoint: started again from round 1" in done.err
     assert_same_result(folder, finished)
 
 
@@ -326,7 +326,7 @@ def test_a_run_that_was_cut_before_its_first_checkpoint_starts_over_and_says_so(
     for file in (folder / "checkpoints").iterdir():
         file.unlink()
     done = command("run", path, "--out", folder, "--resume", "--checkpoint-every", 2)
-    assert "holds no sound checkpoint: started over from round 1" in done.err
+    assert "holds no intact checkpoint: started again from round 1" in done.err
     assert_same_result(folder, finished)
 
 

@@ -125,7 +125,7 @@ MISTAKES = {
     "bool for a whole number": ({"training": {"rounds": True}}, ["rounds", "a whole number", "True"]),
     "bool for a number": ({"training": {"lr": True}}, ["lr", "a number", "True"]),
     "number for a bool": ({"training": {"full_last": 1}}, ["full_last", "true or false", "1"]),
-    "number for a text": ({"data": {"name": 3}}, ["[data] name", "a text in quotes", "3"]),
+    "number for a text": ({"data": {"name": 3}}, ["[data] name", "a string in quotes", "3"]),
     "list for a number": ({"training": {"lr": [0.1]}}, ["lr", "a number", "[0.1]"]),
     "out of range": ({"training": {"lr": -0.1}}, ["[training] lr", "greater than 0", "-0.1"]),
     "beyond the range": ({"training": {"rate": 1.5}}, ["[training] rate", "at most 1", "1.5"]),
@@ -232,7 +232,7 @@ def test_an_experiment_is_found_by_path_and_by_name(tmp_path, monkeypatch):
 
 
 def test_a_name_that_is_none_shows_the_closest():
-    with pytest.raises(UserError, match=r"no experiment file 'dmeo' .*did you mean 'demo'\?\).*shipped are .*demo"):
+    with pytest.raises(UserError, match=r"no experiment file 'dmeo' .*did you mean 'demo'\?\).*ones are .*demo"):
         find("dmeo")
 
 

@@ -118,7 +118,7 @@ def test_the_cohort_depends_on_seed_and_round_alone():
 
 
 def test_a_rate_at_which_nobody_is_ever_drawn_is_told():
-    with pytest.raises(UserError, match=r"no client was drawn in 10,000 tries at rate 1e-12: raise training.rate"):
+    with pytest.raises(UserError, match=r"no client was drawn in 10,000 attempts at rate 1e-12: raise training.rate"):
         ran(rate=1e-12, sampling="bernoulli")
 
 

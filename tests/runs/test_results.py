@@ -66,5 +66,5 @@ def test_numbers_that_are_not_there_are_named(tmp_path):
             call()
     shutil.copy(OLD / "rounds.jsonl", tmp_path)
     for call in (lambda run: run.accuracy, lambda run: run.metric()):
-        with pytest.raises(UserError, match="no client was evaluated on test rows of its own"):
+        with pytest.raises(UserError, match="no client was evaluated on its own test rows"):
             call(finished(tmp_path))

@@ -410,14 +410,14 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 def test_a_run_is_not_shortened_below_what_it_has_done(tmp_path):
     bespoke.run(experiment(rounds=3), tmp_path)
-    with pytest.raises(UserError, match=r"has done 3 rounds already: set training.rounds to 3 or more"):
+    with pytest.raises(UserError, match=r"has already done 3 rounds: set training.rounds to 3 or more"):
         bespoke.run(experiment(rounds=2), tmp_path, resume=True)
     assert bespoke.run(experiment(rounds=3), tmp_path, resume=True).summary["rounds"] == 3
 
 
 def test_a_run_that_ended_with_all_clients_is_not_lengthened(tmp_path):
     bespoke.run(experiment(rounds=2, full_last=True), tmp_path)
-    with pytest.raises(UserError, match="finished with a last round of all clients, so it cannot be made longer"):
+    with pytest.raises(UserError, match="finished with a last round of all clients, so it cannot be extended"):
         bespoke.run(experiment(rounds=4, full_last=True), tmp_path, resume=True)
 
 

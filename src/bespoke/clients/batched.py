@@ -27,11 +27,11 @@ class BatchedClients(Simulated):
 
     name = "batched"
     chunk = 64  # clients in one mapped call; halved when memory runs out
-    similar = 0.5  # a block's smallest client has at least this share of its largest one's rows
-    padding = 0  # extra rows beyond a block's largest client: changes nothing but time; for tests
+    similar = 0.5  # a block's smallest client has at least this share of its largest client's rows
+    padding = 0  # extra rows beyond a block's largest client: only costs time; for tests
 
     def __init__(self, *args: Any, graphs: bool = True, **options: Any) -> None:
-        """Take what :class:`Simulated` takes; without ``graphs`` nothing is recorded, also on CUDA."""
+        """Take what :class:`Simulated` takes; without ``graphs`` nothing is recorded, even on CUDA."""
         super().__init__(*args, **options)
         self.fewest = max(1, min(self.pool.train.sizes))
         self.runner: Runner = Eager()
@@ -39,17 +39,17 @@ class BatchedClients(Simulated):
         self._see_which_metrics_map()
         if self.task.device.type == "cuda":
             if not has_triton():
-                self.notes.append("without Triton everything runs by torch's own kernels, far slower: install triton")
-            self.similar = 0.0  # lanes are dropped as clients finish, so that unequal ones may share a block
+                self.notes.append("without Triton everything runs on torch's own kernels, far slower: install triton")
+            self.similar = 0.0  # lanes are dropped as clients finish, so unequal clients may share a block
             most = min(self.chunk, self.pool.total_clients)
             self.runner = Recorded(self.task.device, most, max(self.pool.train.sizes), graphs, self.notes)
 
     def timings(self) -> dict[str, float]:
-        """Return the device's seconds by phase, where they are counted."""
+        """Return the device's seconds by phase, if they are counted."""
         return self.runner.timings()
 
     def _see_which_metrics_map(self) -> None:
-        """Let metrics that cannot be mapped run on gathered outputs; that does not concern the clients' work."""
+        """Let metrics that cannot be mapped run on gathered outputs; the clients' work stays mapped."""
         y = self.pool.y[:3]
         outputs = torch.zeros(2, len(y), self.task.num_outputs, dtype=self.task.dtype, device=self.root.device)
         mask = torch.ones(2, len(y), dtype=self.task.dtype, device=self.root.device)
@@ -57,7 +57,7 @@ class BatchedClients(Simulated):
             try:
                 vmap(metric.fn)(outputs, torch.stack([y, y]), mask)
             except (RuntimeError, NotImplementedError) as error:
-                metric.fn(outputs[0], y, mask[0])  # if this fails too, its error is the plain one to show
+                metric.fn(outputs[0], y, mask[0])  # if this fails too, its plain error is shown
                 self.work = replace(self.work, gathered=self.work.gathered | {name})
                 reason = str(error).strip().splitlines()[0]
                 self.notes.append(f"the metric {name} runs on gathered outputs, because mapping it failed: {reason}")
@@ -95,7 +95,7 @@ class BatchedClients(Simulated):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            done = self._one_by_one(call)  # if this fails too, its error is the plain one, and names the client
+            done = self._one_by_one(call)  # if this fails too, its error is plain and names the client
             if not isinstance(error, RuntimeError | NotImplementedError):
                 error.add_note(f"This happened in {type(self.algorithm).__name__}, round {call.round}.")
                 raise
@@ -111,9 +111,9 @@ class BatchedClients(Simulated):
         sizes = [pool.train.sizes[c] for c in call.clients]
         runner = self.runner if call.name else Eager()
         idle = runner.lanes(count) - count
-        call = call.part([*range(count), *[count - 1] * idle])  # an idle lane repeats the last client, to no effect
+        call = call.part([*range(count), *[count - 1] * idle])  # an idle lane repeats the last client, without effect
         group = call.clients
-        # What is recorded for this block serves others too, so it may know no more of the sizes than this.
+        # The recording of this block serves others too, so it may depend on the sizes only through this.
         most = runner.width(max(sizes))
         width = call.width or most + self.padding
         ids = on_device(torch.tensor(list(group)), device)

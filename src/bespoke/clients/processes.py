@@ -1,7 +1,7 @@
-"""The processes of one run: who is the first, and how each of them learns what the others have.
+"""The processes of one run: which one is first, and how they exchange data.
 
 ``torchrun`` starts a program several times and numbers the processes. All of them call the functions here at
-the same places; in a run of one process they cost nothing. What travels is JSON text and the bytes of tensors,
+the same places; in a run of one process they cost nothing. Messages are JSON text and the bytes of tensors,
 so nothing is unpickled: text by gloo, tensors by gloo on the CPU and by NCCL on CUDA.
 """
 
@@ -27,11 +27,11 @@ PATIENCE = timedelta(seconds=10)
 
 
 class PeerLostError(UserError):
-    """Another process of the run went away; told only if that one could not tell why."""
+    """Another process of the run ended; reported only if that process could not report why."""
 
 
 def join() -> None:
-    """Meet the other processes, if ``torchrun`` has started several and this one has not met them yet."""
+    """Join the other processes if ``torchrun`` has started several and this one has not joined yet."""
     several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and not _met():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -43,27 +43,27 @@ def _met() -> bool:
 
 
 def world() -> int:
-    """How many processes share the run."""
+    """Return the number of processes that share the run."""
     return dist.get_world_size() if _met() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if _met() else 0
 
 
 def first() -> bool:
-    """Whether this is the process that writes and prints."""
+    """Return whether this is the process that writes and prints."""
     return rank() == 0
 
 
 def own_gpu() -> torch.device:
-    """The GPU of this process: the one with its number on this machine."""
+    """Return the GPU of this process, the one with its number on this machine."""
     number, seen = _local_rank(), torch.cuda.device_count()
     if number >= seen:
         raise UserError(
-            f"process {number} of this machine has no GPU of its own, since torch sees {seen}: "
-            "start one process for each GPU, or use --device cpu"
+            f"process {number} on this machine has no GPU, since torch sees only {seen}: "
+            "start one process per GPU, or use --device cpu"
         )
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
@@ -74,11 +74,11 @@ def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", rank()))
 
 
-# --- what all processes come to know ------------------------------------------------------------------------------
+# --- what all processes exchange ----------------------------------------------------------------------------------
 
 
 def gather(value: Any, part: Tree, device: torch.device | str = "cpu") -> list[tuple[Any, Tree]]:
-    """What each process has, in the order of their numbers: a JSON value, and a tree of tensors on ``device``."""
+    """Gather from each process, in the order of their numbers, a JSON value and a tree of tensors on ``device``."""
     if world() == 1:
         return [(value, part)]
     flat = tree.flatten(part)
@@ -91,12 +91,12 @@ def gather(value: Any, part: Tree, device: torch.device | str = "cpu") -> list[t
 
 
 def from_first(value: Any) -> Any:
-    """The JSON value that the first process has."""
+    """Return the JSON value of the first process."""
     return gather(value, {})[0][0]
 
 
 def any_of(flag: bool) -> bool:
-    """Whether the flag holds in some process."""
+    """Return whether the flag is set in any process."""
     if world() == 1:
         return flag
     found = torch.tensor(int(flag))
@@ -106,13 +106,13 @@ def any_of(flag: bool) -> bool:
 
 
 def wait() -> None:
-    """Go on when all processes have come to this place."""
+    """Wait until all processes have reached this place."""
     any_of(False)
 
 
 @contextlib.contextmanager
 def one_first() -> Iterator[None]:
-    """Let one process of each machine do a thing before the others: it writes the files that they then find."""
+    """Let one process per machine go before the others: it writes the files that they then find."""
     leads = world() == 1 or _local_rank() == 0
     if not leads:
         wait()
@@ -122,11 +122,11 @@ def one_first() -> Iterator[None]:
 
 
 def same(value: str) -> None:
-    """Refuse to go on with processes that would run something else."""
+    """Refuse to continue if the processes would run different things."""
     values = [found for found, _ in gather(value, {})]
     for number, other in enumerate(values):
         if other != values[0]:
-            raise UserError(f"all processes must do the same, but process 0 has {values[0]}, process {number} {other}")
+            raise UserError(f"all processes must run the same: process 0 has {values[0]}, process {number} {other}")
 
 
 def _texts(text: str) -> list[str]:
@@ -138,7 +138,7 @@ def _texts(text: str) -> list[str]:
 
 
 def _exchange(content: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """The bytes of each process, whose lengths are known: padded to the longest on their way."""
+    """Exchange the bytes of all processes, whose lengths are known; they travel padded to the longest."""
     longest = max(lengths)
     padded = content.new_zeros(longest)
     padded[: len(content)] = content
@@ -160,7 +160,7 @@ def _nbytes(dtype: str, shape: Sequence[int]) -> int:
 
 def _tree(kinds: list[tuple[str, str, list[int]]], content: Tensor) -> Tree:
     parts = content.split([_nbytes(dtype, shape) for _, dtype, shape in kinds])
-    # Cloned, because a view of other numbers must begin where such a number may.
+    # Cloned, because a view as another type must start at an aligned address.
     leaves = (
         part.clone().view(getattr(torch, dtype)).reshape(shape)
         for part, (_, dtype, shape) in zip(parts, kinds, strict=True)
@@ -174,8 +174,8 @@ def _peers() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise PeerLostError(
-            f"process {rank()} lost another process of this run, which ended without a word: killed, or out of memory; "
-            "go on from the last checkpoint with --resume"
+            f"process {rank()} lost another process of this run, which ended without a message (killed, or out of "
+            "memory): continue from the last checkpoint with --resume"
         ) from error
 
 
@@ -183,12 +183,12 @@ def _peers() -> Iterator[None]:
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """End this process, and tell why if no other process has told its own reason already.
+    """End this process, and print why unless another process has already reported its own reason.
 
-    It ends at once, without the farewells that need the others; ``torchrun`` then ends those.
+    It ends at once, without a shutdown that needs the others; ``torchrun`` then ends those.
     """
     sys.stdout.flush()
-    if not _met():  # a mistake in the command itself, which every process finds
+    if not _met():  # a mistake in the command itself, which every process meets
         if os.environ.get("RANK") == "0":
             _tell(text)
         os._exit(code)
@@ -198,9 +198,9 @@ def fail(text: str, code: int) -> NoReturn:
             _tell(text)
             marks.set("told", "")
         else:
-            marks.wait(["told"], PATIENCE)  # to end before the other has spoken could end it too
+            marks.wait(["told"], PATIENCE)  # ending before the other has reported could end it too
     except RuntimeError:
-        _tell(text)  # who keeps the marks is gone: rather told twice than never
+        _tell(text)  # the keeper of the marks is gone: better reported twice than never
     os._exit(code)
 
 
@@ -209,7 +209,7 @@ def _tell(text: str) -> None:
 
 
 def _marks() -> dist.Store:
-    """What outlasts a process: ``torchrun`` keeps it, and without ``torchrun`` the first process."""
+    """Return the store that outlasts a process: ``torchrun`` keeps it, or else the first process."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=False, timeout=PATIENCE, wait_for_workers=False)
     return dist.PrefixStore(f"bespoke/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

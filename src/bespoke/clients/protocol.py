@@ -1,4 +1,4 @@
-"""How a server reaches its clients, wherever they are, and what simulations offer on top."""
+"""How a server reaches its clients, wherever they are, and what simulations offer in addition."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,16 +35,16 @@ class Evaluated(NamedTuple):
 
 
 class States(Protocol):
-    """What a checkpoint has to know of the states of the clients that took part."""
+    """What a checkpoint needs to know about the states of the clients that took part."""
 
     kind: str  # where they are kept
 
     def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
-        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, as :meth:`flush` gave them."""
+        """Keep files in ``folder`` from now on, and hold only the states of ``files``, as from :meth:`flush`."""
         ...
 
     def flush(self) -> list[dict[str, str]]:
-        """Write what changed since the last call, and return the files that hold all states, oldest first."""
+        """Write the changes since the last call, and return the files that hold all states, oldest first."""
         ...
 
 
@@ -71,7 +71,7 @@ class Clients(Protocol):
         ...
 
     def accept(self, clients: Sequence[int]) -> None:
-        """Commit the new states of these clients, some of those that the last :meth:`train` answered for."""
+        """Commit the new states of these clients, a subset of those that answered the last :meth:`train`."""
         ...
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
@@ -83,15 +83,15 @@ class Clients(Protocol):
         ...
 
     def timings(self) -> dict[str, float]:
-        """Return the device's seconds by phase, where they are counted."""
+        """Return the device's seconds by phase, if they are counted."""
         ...
 
 
 class Inspectable(Protocol):
-    """What a simulation offers beside it: a look into its clients, which no server and no method may take."""
+    """What a simulation offers in addition: a look into its clients, which no server and no method may take."""
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
-        """Return the personal models themselves, one tree for each client."""
+        """Return the personal models themselves, one tree per client."""
         ...
 
     def probe(self, fn: Callable[[Local, Tree, Tree], Tree], clients: Sequence[int], shared: Tree, own: Tree) -> Tree:
@@ -103,5 +103,5 @@ class Inspectable(Protocol):
         ...
 
     def states(self) -> dict[int, Tree]:
-        """Return the states of the clients that took part, by client; they may be many."""
+        """Return the states of the clients that took part, by client; there may be many."""
         ...

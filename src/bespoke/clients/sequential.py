@@ -1,4 +1,4 @@
-"""Clients one after another: the reference that every faster way must equal."""
+"""Clients one after another: the reference that every faster way must match."""
 
 import torch
 

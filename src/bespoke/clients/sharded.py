@@ -1,4 +1,4 @@
-"""Clients spread over the processes of a run: each trains and evaluates its own, and all learn the answers."""
+"""Clients spread over the processes of a run: each trains and evaluates its own, and all receive the answers."""
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from bespoke.core.tree import Tree
 
 
 def homes(sizes: Sequence[int], population: int, world: int) -> list[int]:
-    """The process of each client: the largest clients first, each to whoever has the fewest rows so far.
+    """Assign each client to a process: the largest clients first, each to the process with the fewest rows so far.
 
-    The new clients, those from ``population`` on, are dealt last: they never train.
+    New clients, those from ``population`` on, are assigned last: they never train.
     """
     home = [0] * len(sizes)
     least = [(0, 0, rank) for rank in range(world)]  # rows, clients, process
@@ -32,21 +32,21 @@ def homes(sizes: Sequence[int], population: int, world: int) -> list[int]:
 
 
 class ShardedStates:
-    """The states of the clients of all processes: each process keeps and writes those of its own."""
+    """The states of the clients of all processes: each process keeps and writes those of its own clients."""
 
     def __init__(self, own: StateStore, home: Sequence[int]) -> None:
-        """``own`` is this process's; ``home`` the process of each client."""
+        """Take this process's ``own`` store and the ``home`` process of each client."""
         self.own, self.kind, self.home = own, own.kind, home
         self.took_part: set[int] = set()  # in any process
 
     def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
-        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, whoever wrote them."""
+        """Keep files in ``folder`` from now on, and hold only the states of ``files``, whichever process wrote them."""
         rank = processes.rank()
         self.own.open(folder, files, lambda client: self.home[client] == rank, rank, processes.world())
         self.took_part = {client for ids, _ in processes.gather(self.own.ids(), {}) for client in ids}
 
     def flush(self) -> list[dict[str, str]]:
-        """Let each process write what changed, and name the files that hold all states, oldest first."""
+        """Let each process write what changed, and return the files that hold all states, oldest first."""
         files = {entry["file"]: entry for entries, _ in processes.gather(self.own.flush(), {}) for entry in entries}
         return [files[name] for name in sorted(files, key=lambda name: (len(name), name))]
 
@@ -54,13 +54,13 @@ class ShardedStates:
 class ShardedClients:
     """The clients of all processes, seen from each of them.
 
-    A client has one home, fixed for the run, so that its state never moves. Every process is asked the same
-    and given the same answer, in the order of the clients asked for: a server that runs in every process
-    therefore needs no messages of its own.
+    A client has one home, fixed for the run, so that its state never moves. Every process makes the same calls
+    and gets the same answers, in the order of the clients asked for, so a server that runs in every process
+    needs no messages of its own.
     """
 
     def __init__(self, inner: Simulated) -> None:
-        """``inner`` runs the clients whose home is this process."""
+        """Take ``inner``, which runs the clients whose home is this process."""
         self.inner, self.name = inner, inner.name
         self.home = homes(inner.pool.train.sizes, inner.pool.num_clients, processes.world())
         self.store = ShardedStates(inner.store, self.home)
@@ -70,7 +70,7 @@ class ShardedClients:
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let each process train its clients, then gather the uploads."""
-        self.inner.accept([])  # forget what an earlier round proposed, also where nobody trains now
+        self.inner.accept([])  # forget what an earlier round proposed, even if no client of this process trains now
         mine, theirs = self._share(clients, own)
         done = self.inner.train(round, mine, shared, theirs) if mine else None
         said = done and {
@@ -98,7 +98,7 @@ class ShardedClients:
         )
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
-        """Let each process count for its clients, then gather the counts."""
+        """Let each process evaluate its clients, then gather the metrics."""
         mine, theirs = self._share(clients, own)
         rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
         for counted, _ in self._gather(self.inner.evaluate(round, mine, shared, theirs) if mine else [], {}):
@@ -121,7 +121,7 @@ class ShardedClients:
         return self.inner.timings()
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
-        """Return the personal models themselves, one tree for each client, in every process."""
+        """Return the personal models themselves, one tree per client, in every process."""
         mine, theirs = self._share(clients, own)
         models = self.inner.personal(round, mine, shared, theirs) if mine else []
         part = {"models": tree.stack(models)} if models else {}
@@ -154,12 +154,12 @@ class ShardedClients:
         return dict(sorted(found.items()))
 
     def _gather(self, value: Any, part: Tree) -> list[tuple[Any, Tree]]:
-        """A value and a tree from each process, and what it has to note."""
+        """Gather a value and a tree from each process, and collect their notes."""
         answers = processes.gather([value, self.inner.notes], part, self.inner.root.device)
         self.notes = list(dict.fromkeys(note for (_, notes), _ in answers for note in notes))
         return [(value, part) for (value, _), part in answers]
 
     def _share(self, clients: Sequence[int], own: Tree) -> tuple[list[int], Tree]:
-        """Those of the clients whose home is this process, and their rows of ``own``."""
+        """Return the clients whose home is this process, and their rows of ``own``."""
         places = [i for i, c in enumerate(clients) if self.home[c] == processes.rank()]
         return [clients[i] for i in places], tree.take(own, torch.tensor(places, dtype=torch.int64))

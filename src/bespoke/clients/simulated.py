@@ -1,4 +1,4 @@
-"""Clients that live in this process: their data and their states, whatever way they are run."""
+"""Clients that live in this process: their data and their states, however they are run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ ClientFunction = Callable[[Local, HeldOut, Tree, Tree], Tree]
 
 @dataclass(frozen=True)
 class Call:
-    """A function to run on several clients, and what they need for it."""
+    """A function to run on several clients, and its inputs."""
 
     fn: ClientFunction
     clients: Sequence[int]
@@ -35,9 +35,9 @@ class Call:
     round: int
     shared: Tree
     own: Tree  # leaves (K, ...)
-    held_out: bool = False  # whether ``fn`` is given test and validation rows
-    name: str = ""  # the same for the same work, so that it can be recorded; a probe may bring anything and has none
-    width: int | None = None  # pad the train rows to so many; None = as is best
+    held_out: bool = False  # whether ``fn`` gets test and validation rows
+    name: str = ""  # the same for the same work, so that it can be recorded; a probe may do anything and has none
+    width: int | None = None  # pad the train rows to this number; None = as is best
 
     def part(self, places: Sequence[int]) -> "Call":
         """Return the same call for some of the clients, by their places in the list."""
@@ -46,7 +46,7 @@ class Call:
 
 
 class Mapped(NamedTuple):
-    """What came of a call."""
+    """The result of a call."""
 
     tree: Tree  # leaves (K, ...), in the order of the call's clients
     padding_waste: float = 0.0
@@ -60,7 +60,7 @@ def _to_host(columns: dict[str, Tensor]) -> dict[str, list[float]]:
 
 
 class Simulated(ABC):
-    """Clients that live in this process. A subclass says only how to run a function over several: :meth:`_map`."""
+    """Clients that live in this process. A subclass only defines how to run a function over several: :meth:`_map`."""
 
     name: str
 
@@ -77,7 +77,7 @@ class Simulated(ABC):
         adapt_epochs: int = 0,
         states: str = "device",
     ) -> None:
-        """``params`` are the common initial parameters; ``adapt_epochs`` 0 means the training settings'.
+        """Take the common initial ``params``; ``adapt_epochs`` 0 means as in the training settings.
 
         ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
         """
@@ -88,7 +88,7 @@ class Simulated(ABC):
         self.host_root = rng.key(seed)  # keys are made on the host, where they cost no launches
         self.notes: list[str] = []
         self.store = StateStore(states, task.device)  # of the clients that took part: {"state": ..., "moments": ...}
-        self._proposed: tuple[Sequence[int], Tree] = ((), {})  # states that wait to be accepted, leaves (K, ...)
+        self._proposed: tuple[Sequence[int], Tree] = ((), {})  # states waiting to be accepted, leaves (K, ...)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -128,7 +128,7 @@ class Simulated(ABC):
         place = {client: i for i, client in enumerate(proposed)}
         missing = [client for client in clients if client not in place]
         if missing:
-            raise ValueError(f"clients {missing} cannot be accepted: they did not answer the last call of train")
+            raise ValueError(f"clients {missing} cannot be accepted: they did not answer the last call to train")
         self.store.put(clients, _some(stacked, [place[client] for client in clients], len(proposed)))
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
@@ -147,13 +147,13 @@ class Simulated(ABC):
         return client in self.store
 
     def timings(self) -> dict[str, float]:
-        """Return nothing: where the device's time is counted, a subclass says more."""
+        """Return nothing; a subclass that counts the device's time overrides this."""
         return {}
 
     # --- a look into clients ------------------------------------------------------------------------------------
 
     def states(self) -> dict[int, Tree]:
-        """Return all stored states by client: they may be many."""
+        """Return all stored states by client; there may be many."""
         ids = self.store.ids()
         return dict(zip(ids, tree.unstack(self.store.get(ids), len(ids)), strict=True)) if ids else {}
 
@@ -174,9 +174,9 @@ class Simulated(ABC):
         return self._run(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
-        """Return the personal models themselves, one tree for each client: for saving and for use outside."""
+        """Return the personal models themselves, one tree per client, for saving and for use outside."""
         models = []
-        for i, client in enumerate(clients):  # one at a time, so that only the results lie in memory
+        for i, client in enumerate(clients):  # one at a time, so that only the results are in memory
             work = self.work.personalize if self.took_part(client) else self.work.adapt_and_personalize
             call = Call(work, clients, rng.EVAL, round, shared, own, name=work.__name__).part([i])
             models += tree.unstack(self._run(call).tree, 1)
@@ -194,12 +194,12 @@ class Simulated(ABC):
     # --- preparing a call ---------------------------------------------------------------------------------------
 
     def held_out(self) -> dict[str, Rows]:
-        """Return the splits that have rows at all, by name."""
+        """Return the splits that have any rows, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
         return {name: rows for name, rows in splits.items() if len(rows.index)}
 
     def stored(self, clients: Sequence[int], mapped: bool = False) -> Tree:
-        """Return states and moments, leaves (K, ...): stored ones, or the first ones of those that never took part."""
+        """Return states and moments, leaves (K, ...): stored ones, or first ones for clients that never took part."""
         parts, places = list[Tree](), list[list[int]]()
         for seen in (True, False):
             if chosen := [i for i, c in enumerate(clients) if self.took_part(c) == seen]:
@@ -209,7 +209,7 @@ class Simulated(ABC):
         return tree.merge(parts, places)
 
     def _first(self, clients: Sequence[int], mapped: bool) -> Tree:
-        """Return what clients that never took part start with, leaves (K, ...)."""
+        """Return the initial states and moments of clients that never took part, leaves (K, ...)."""
         device, known = self.root.device, [c if c < self.pool.num_clients else -1 for c in clients]
         ids = torch.tensor(known, device=device)
 
@@ -218,18 +218,18 @@ class Simulated(ABC):
 
         try:
             state = tree.map(Tensor.contiguous, vmap(init)(ids)) if mapped else tree.stack([init(c) for c in ids])
-        except RuntimeError:  # only the first state looks at the id's value: the client's work may still be mapped
+        except RuntimeError:  # only the first state reads the id's value: the client's work may still be mapped
             state = tree.stack([init(c) for c in ids])
         moments = self.store.layout.get("moments", {})
         zeros = tree.map(lambda x: torch.zeros((len(clients), *x.shape), dtype=x.dtype, device=device), moments)
         return {"state": state, "moments": zeros}
 
     def clock(self, round: int) -> Tree:
-        """Return what tells a client the time."""
+        """Return a client's clock."""
         return clock(self.task, self.training, round)
 
     def rows(self, rows: Tensor, n: Tensor, extra: Tree) -> ClientRows:
-        """Return what a client sees of the pool through its rows (width,)."""
+        """Return the client's view of the pool through its rows (width,)."""
         pool = self.pool
         return ClientRows(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
 
@@ -263,7 +263,7 @@ class Simulated(ABC):
         return rows
 
     def _from_outputs(self, outputs: Tensor, rows: Tensor) -> dict[str, list[Any]]:
-        """Return the metrics that do not map, from one client's outputs (n, ...) and pool rows (n,)."""
+        """Return the metrics that cannot be mapped, from one client's outputs (n, ...) and pool rows (n,)."""
         y, mask = self.pool.y[rows], torch.ones(len(rows), dtype=self.task.dtype, device=self.root.device)
         metrics = self.task.objective.metrics
         pairs = {name: metrics[name].fn(outputs, y, mask) for name in sorted(self.work.gathered)}
@@ -271,7 +271,7 @@ class Simulated(ABC):
 
 
 def _some(stacked: Tree, places: Sequence[int], count: int) -> Tree:
-    """Return these rows of a tree of ``count`` rows, which is the tree itself for all in order."""
+    """Return these rows of a tree of ``count`` rows, or the tree itself if they are all rows in order."""
     if list(places) == list(range(count)):
         return stacked
     like = next(tree.leaves(stacked), torch.empty(0))

@@ -1,13 +1,13 @@
 """Where the states of the clients that took part are kept: on the device, on the host, or on disk.
 
-All states have one layout, so a store is a few tensors with a row for each client, and a cohort is one gather
-for each leaf. What changed since the last checkpoint is written to a new *generation*, a safetensors file with
+All states have one layout, so a store is a few tensors with one row per client, and a cohort is one gather
+per leaf. Changes since the last checkpoint are written to a new *generation*, a safetensors file with
 the stacked states of some clients and their ids. The checkpoint's manifest lists the generations, oldest first:
 a client's state is in the newest one that has its id. A generation whose successors have grown to half its
-rows is merged into the next, so there are few of them, and all together have less than twice as many rows as
+rows is merged into the next, so there are few of them, and together they have fewer than twice as many rows as
 there are clients.
 
-On the device and on the host the files serve checkpoints alone. On disk they are memory-mapped and read from,
+On the device and on the host the files are only for checkpoints. On disk they are memory-mapped and read from,
 and memory holds only what is not yet written.
 """
 
@@ -25,7 +25,7 @@ from bespoke.core.tree import Tree
 from bespoke.files import write_atomic
 
 KINDS = ("device", "host", "disk")
-PIECE = 2**24  # bytes that are moved at once
+PIECE = 2**24  # bytes moved at once
 SPILL = 2**28  # bytes of changed states that a store on disk keeps in memory before it writes them
 
 _IDS, _PREFIX = "ids", "clients/"
@@ -50,14 +50,14 @@ class Generation(NamedTuple):
     file: str
     sha256: str
     ids: list[int]
-    leaves: dict[str, Tensor]  # (K, ...), mapped from the file; empty where nobody reads them
+    leaves: dict[str, Tensor]  # (K, ...), mapped from the file; empty if nothing reads them
 
 
 class StateStore:
     """The states of the clients that took part, by client. A state keeps its names, shapes and types."""
 
     def __init__(self, kind: str, device: torch.device | str) -> None:
-        """``kind`` is one of :data:`KINDS`; states are handed out on ``device``."""
+        """Keep states in a place of :data:`KINDS`, and return them on ``device``."""
         self.kind, self.device = kind, torch.device(device)
         self._home = self.device if kind == "device" else torch.device("cpu")
         self._folder: Path | None = None
@@ -81,7 +81,7 @@ class StateStore:
         return client in self._rows or client in self._filed
 
     def ids(self) -> list[int]:
-        """The clients that have a state, in ascending order."""
+        """Return the clients that have a state, in ascending order."""
         return sorted(self._rows.keys() | self._filed.keys())
 
     @property
@@ -90,12 +90,12 @@ class StateStore:
         return tree.unflatten(self._layout)
 
     def get(self, clients: Sequence[int]) -> Tree:
-        """The states of these clients on the device: leaves (K, ...) that own their memory."""
+        """Return the states of these clients on the device: leaves (K, ...) that own their memory."""
         return tree.to(tree.unflatten(self._gather(clients, list(self._layout))), self.device)
 
     @torch.no_grad()
     def put(self, clients: Sequence[int], stacked: Tree) -> None:
-        """Keep the states of these clients, leaves (K, ...), in place of those they had."""
+        """Store the states of these clients, leaves (K, ...), in place of their old ones."""
         if not clients:
             return
         flat = _flatten(stacked, len(clients))
@@ -118,11 +118,11 @@ class StateStore:
             if here.get(name) != there.get(name):
                 raise ValueError(
                     f"a client's state must keep its names, shapes and types, but {name!r} was "
-                    f"{there.get(name, 'not there')} and is {here.get(name, 'not there')}"
+                    f"{there.get(name, 'absent')} and is {here.get(name, 'absent')}"
                 )
 
     def _make_room(self) -> None:
-        """Double the memory where it is too small, so that growing costs a constant share of filling."""
+        """Double the memory if it is too small, so that growing costs a constant share of filling."""
         wanted = len(self._rows)
         for name, like in self._layout.items():
             old = self._memory.get(name, torch.empty((0, *like.shape), dtype=like.dtype, device=self._home))
@@ -132,7 +132,7 @@ class StateStore:
                 self._memory[name] = new
 
     def _gather(self, clients: Sequence[int], names: Sequence[str]) -> dict[str, Tensor]:
-        """These leaves of these clients, (K, ...), where the store has them."""
+        """Return these leaves of these clients, (K, ...), on the device where the store keeps them."""
         sources: dict[int, tuple[Mapping[str, Tensor], list[int], list[int]]] = {}
         for place, client in enumerate(clients):
             if client in self._rows:
@@ -162,9 +162,9 @@ class StateStore:
         turn: int = 0,
         stores: int = 1,
     ) -> None:
-        """Keep files in ``folder`` from now on, and hold the states of ``files`` alone, as :meth:`flush` gave them.
+        """Keep files in ``folder`` from now on, and hold only the states of ``files``, as :meth:`flush` returned them.
 
-        Several ``stores`` may share a folder if each ``keeps`` other clients and has a ``turn`` of its own, from 0:
+        Several ``stores`` may share a folder if each ``keeps`` different clients and has its own ``turn``, from 0:
         they number their files in turns.
         """
         self._folder, self._keeps, self._step = folder, keeps, stores
@@ -180,15 +180,15 @@ class StateStore:
             self._generations = [generation._replace(leaves={}) for generation in self._generations]
 
     def flush(self) -> list[dict[str, str]]:
-        """Write what changed since the last call, and name the files that hold all states, oldest first."""
+        """Write the changes since the last call, and return the files that hold all states, oldest first."""
         if self._folder is None:
-            raise ValueError("a store writes nothing before it was given a folder: call `open`")
+            raise ValueError("a store cannot write before it has a folder: call `open` first")
         if self._changed:
             self._write(self._folder)
         return [{"file": g.file, "sha256": g.sha256} for g in self._generations]
 
     def _write(self, folder: Path) -> None:
-        """A new generation of what changed, merged with those before it that have at most twice its rows."""
+        """Write a new generation of what changed, merged with those before it that have at most twice its rows."""
         older, clients = list(self._generations), set(self._changed)
         while older and len(older[-1].ids) <= 2 * len(clients):
             clients.update(filter(self._keeps, older.pop().ids))
@@ -212,7 +212,7 @@ class StateStore:
         self._generations = [*older, generation]
 
     def _pieces(self, ids: list[int]) -> Iterator[bytes]:
-        """A safetensors file, little by little. The header keeps the tree's order; ids and larger types lie first."""
+        """Yield a safetensors file in pieces. The header keeps the tree's order; ids and larger types come first."""
         layout = {_IDS: torch.empty((), dtype=torch.int64, device="meta")}
         layout |= {_PREFIX + name: like for name, like in self._layout.items()}
         spans, end = dict[str, list[int]](), 0
@@ -233,13 +233,13 @@ class StateStore:
 
 
 def _flatten(stacked: Tree, count: int) -> dict[str, Tensor]:
-    """The leaves by name; an empty branch is a leaf without elements, which has rows too."""
+    """Return the leaves by name; an empty branch is a leaf without elements, which has rows too."""
     none = torch.empty(count, 0, dtype=torch.uint8)
     return {name: none if name.endswith("/") else leaf for name, leaf in tree.flatten(stacked).items()}
 
 
 def _parts(ids: list[int], nbytes: int) -> Iterator[list[int]]:
-    """Clients in groups whose rows of ``nbytes`` make a piece."""
+    """Split clients into groups whose rows of ``nbytes`` make one piece."""
     step = max(1, PIECE // max(1, nbytes))
     return (ids[i : i + step] for i in range(0, len(ids), step))
 
@@ -249,7 +249,7 @@ def _bytes(leaf: Tensor) -> bytes:
 
 
 def _read(folder: Path, file: str, sha256: str) -> Generation:
-    """Map a file whose checksum is known to be right."""
+    """Map a file whose checksum has been verified."""
     path = folder / file
     with path.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

@@ -1,4 +1,4 @@
-"""What ONE client does with its rows, its state and what it received. No pool, no neighbour: a real node runs the same.
+"""What ONE client does with its rows, its state and its message. No pool, no neighbour: a real node runs the same.
 
 :func:`desk` sets up a client that is alone with its rows; :class:`Work` is what it does there.
 """
@@ -24,7 +24,7 @@ HeldOut = Mapping[str, ClientRows]  # by split
 
 
 def clock(task: Task, training: Training, round: int) -> Tree:
-    """Return what tells a client the time, as 0-d tensors: the round, their number, and the round's learning rate."""
+    """Return a client's clock as 0-d tensors: the round, the number of rounds, and the round's learning rate."""
     lr = training.lr * training.lr_factor(max(round, 1))
     return {
         "round": torch.full((), round, dtype=torch.int64, device=task.device),
@@ -34,7 +34,7 @@ def clock(task: Task, training: Training, round: int) -> Tree:
 
 
 def desk(task: Task, training: Training, strategy: Strategy, key: Tensor, time: Tree, moments: Tree) -> Local:
-    """Return a client's desk; ``time`` is from :func:`clock`, ``moments`` are those that its optimiser kept."""
+    """Return a client's desk; ``time`` is from :func:`clock`, ``moments`` are those kept by its optimiser."""
     return Local(task=task, key=key, **time, training=training, _strategy=strategy, _moments=moments)
 
 
@@ -47,16 +47,16 @@ def desk_alone(
 
 @dataclass(frozen=True)
 class Work:
-    """The client half of a method, made ready to run. Each function gives a tree, so that it can be mapped."""
+    """The client half of a method, ready to run. Each function returns a tree, so that it can be mapped."""
 
     algorithm: Algorithm
     task: Task
     adapt_rounds: int = 1
     adapt_epochs: int = 0  # 0: as in training
-    gathered: frozenset[str] = frozenset()  # metrics that are computed from gathered outputs, because they do not map
+    gathered: frozenset[str] = frozenset()  # metrics computed from gathered outputs, because they cannot be mapped
 
     def update(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
-        """Do one round of local work: the new state, the upload, what was collected, and whether all is finite."""
+        """Do one round of local work: return state, upload, what was collected, and whether all is finite."""
         new, up = self._answer(self.algorithm.client_update(local, state, down), state)
         moments, logged, _breaks = collected(local)
         finite = {"up": tree.sound(up), "kept": tree.sound({"state": new, "moments": moments})}
@@ -72,7 +72,7 @@ class Work:
         return self._personal(renewed(local), self._adapt(local, state, down), down)
 
     def evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
-        """Personalise, and score on the held-out rows of a client that took part."""
+        """Personalise a client that took part, and score it on its held-out rows."""
         own = renewed(local)
         personal = self._personal(own, state, down)
         scores = {split: self._score(local.key, rows, personal) for split, rows in held_out.items()}
@@ -86,7 +86,7 @@ class Work:
         return self._tree(self.algorithm.personalize(local, state, down), "personalize", "a personal model")
 
     def _answer(self, answer: Any, state: Tree) -> tuple[Tree, Tree]:
-        """Return the state and the upload, after a look at whether they can be such."""
+        """Return the state and the upload, after checking their form."""
         method = type(self.algorithm).__name__
         if not isinstance(answer, tuple) or len(answer) != 2:
             got = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
@@ -104,7 +104,7 @@ class Work:
         return new, up
 
     def _tree(self, value: Any, hook: str, what: str) -> Tree:
-        """Return a value that is a tree; anything else is refused by name."""
+        """Return the value if it is a tree; refuse anything else by name."""
         where = f"{type(self.algorithm).__name__}.{hook}"
         if not isinstance(value, dict):
             raise TypeError(f"{where} must return {what} as a dict of tensors, not {type(value).__name__}")
@@ -132,7 +132,7 @@ class Work:
         return state
 
     def _score(self, key: Tensor, rows: ClientRows, personal: Tree) -> Tree:
-        """Return by view the sums and weights of the metrics, and the outputs (width, ...) where they are gathered."""
+        """Return by view the sums and weights of the metrics, and the outputs (width, ...) if they are gathered."""
         metrics = self.task.objective.metrics
         parts = {name: metric for name, metric in metrics.items() if metric.additive and name not in self.gathered}
         wholes = {name: metric for name, metric in metrics.items() if not metric.additive and name not in self.gathered}

@@ -27,7 +27,7 @@ from bespoke.core.tree import Tree
 
 
 class Uploads(NamedTuple):
-    """What the clients of a round sent: whoever answered, and answered soundly."""
+    """What the clients of a round sent, as far as it was finite."""
 
     tree: Tree  # leaves (K, ...)
     weights: Tensor  # (K,) number of train rows, or 1, by [training] weighting
@@ -50,19 +50,19 @@ class Algorithm:
     # --- on the server ------------------------------------------------------------------------------------------
 
     def server_init(self, task: Task, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server's first state, from the common initial parameters. ``num_clients`` counts the training ones."""
+        """Return the server's first state from the common initial ``params``; ``num_clients`` are those that train."""
         return {"model": params}
 
     def broadcast(self, server: Tree) -> Tree:
-        """What every client receives."""
+        """Return what every client receives."""
         return {"model": server["model"]}
 
     def tailor(self, server: Tree, clients: Tensor) -> Tree:
-        """What each of ``clients`` (K,) receives beside it: leaves (K, ...); id -1 is a client never met."""
+        """Return what each of ``clients`` (K,) receives in addition: leaves (K, ...); id -1 is an unknown client."""
         return {}
 
     def aggregate(self, task: Task, server: Tree, uploads: Uploads, key: Tensor) -> Tree:
-        """The server's next state: by default the weighted mean of each uploaded name."""
+        """Return the server's next state: by default the weighted mean of each uploaded name."""
         unknown = uploads.tree.keys() - server.keys()
         if unknown:
             raise KeyError(
@@ -76,21 +76,21 @@ class Algorithm:
     # --- on one client ------------------------------------------------------------------------------------------
 
     def client_init(self, task: Task, params: Tree, client: Tensor) -> Tree:
-        """A client's first state; ``client`` is its id (0-d), -1 for one that is not in the training population."""
+        """Return a client's first state; ``client`` is its id (0-d), or -1 outside the training population."""
         return {}
 
     def client_update(self, local: Local, state: Tree, down: Tree) -> tuple[Tree, Tree]:
-        """One round of local work: the new state and the upload."""
+        """Do one round of local work and return the new state and the upload."""
         raise NotImplementedError(f"{type(self).__name__} needs client_update(local, state, down)")
 
     def adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
-        """The state of a client that never took part, made ready to personalise. Trains personal parts only."""
+        """Return the state of a client that never took part, ready to personalise. Train personal parts only."""
         return state
 
     def personalize(self, local: Local, state: Tree, down: Tree) -> Tree:
-        """The client's own model: what :meth:`predict` takes. It may train; it changes no state."""
+        """Return the client's own model, which :meth:`predict` takes. This may train, but changes no state."""
         raise NotImplementedError(f"{type(self).__name__} needs personalize(local, state, down)")
 
     def predict(self, task: Task, personal: Tree, x: Tensor) -> Any:
-        """Logits (B, C) of the personal model for x (B, ...), or several by name; the first is the headline."""
+        """Return the personal model's outputs (B, O) for x (B, ...), or several by name; the first is the headline."""
         return task.logits(personal, x)

@@ -1,4 +1,4 @@
-"""The federation's data: one pool of examples, and for each client the rows that are its own."""
+"""The federation's data: one pool of examples, and each client's own rows of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,33 +15,33 @@ Transform = Callable[[Tensor, Tensor, Tree, bool], Tensor]
 
 
 def on_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the host on a device, without waiting for the device."""
+    """Copy a tensor from the host to a device without waiting for the device."""
     if torch.device(device).type == "cpu":
         return values
     return values.pin_memory().to(device, non_blocking=True)
 
 
 class Batch(NamedTuple):
-    """A minibatch of one client; where ``mask`` is 0 there is only padding."""
+    """One client's minibatch; rows where ``mask`` is 0 are padding."""
 
     x: Tensor  # (B, ...)
     y: Tensor  # (B,) int64 class numbers; or (B,) or (B, T) floating targets
     mask: Tensor  # (B,) 1.0 for a real row, 0.0 for padding
-    positions: Tensor  # (B,) in the client's own list of rows: serves caches
+    positions: Tensor  # (B,) in the client's own list of rows, for caches
     step: Tensor  # () int64, counted within the fold
     key: Tensor  # (2,) for dropout, augmentation, noise
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Index lists of all clients, one after another, so that memory follows the data and not the largest client."""
+    """The index lists of all clients, concatenated, so that memory grows with the data, not with the largest client."""
 
     index: Tensor  # (sum of n,) int64 into the pool
     sizes: tuple[int, ...]  # n of each client
 
     @staticmethod
     def of(lists: Sequence[Any]) -> "Rows":
-        """From one list of pool rows for each client."""
+        """Make them from one list of pool rows per client."""
         parts = [torch.as_tensor(rows, dtype=torch.int64).reshape(-1) for rows in lists]
         return Rows(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64), tuple(len(p) for p in parts))
 
@@ -50,17 +50,17 @@ class Rows:
         object.__setattr__(self, "_start", ends[:-1].tolist())
 
     def client(self, client: int) -> Tensor:
-        """The pool rows of one client: int64 (n,)."""
+        """Return the pool rows of one client: int64 (n,)."""
         start: int = self._start[client]  # type: ignore[attr-defined]
         return self.index[start : start + self.sizes[client]]
 
     def block(self, clients: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
-        """Padded rows (K, width) and true sizes (K,); padding repeats a client's first row (without rows: pool row 0).
+        """Return padded rows (K, width) and true sizes (K,); padding repeats a client's first row (or pool row 0).
 
-        What is computed on padding is masked, but NaN times zero is NaN: another client's row could do harm.
+        Results on padding are masked, but NaN times zero is NaN, so another client's row could do harm.
         """
         if any(self.sizes[c] > width for c in clients):
-            raise ValueError(f"{width} places are too few for clients of {[self.sizes[c] for c in clients]} rows")
+            raise ValueError(f"width {width} is too small for clients with {[self.sizes[c] for c in clients]} rows")
         device = self.index.device
         first = [self._start[c] for c in clients]  # type: ignore[attr-defined]
         bounds = on_device(torch.tensor([first, [self.sizes[c] for c in clients]], dtype=torch.int64), device)
@@ -86,7 +86,7 @@ class FederatedData:
     train: Rows
     test: Rows
     val: Rows
-    num_classes: int  # 0 where the targets are no classes
+    num_classes: int  # 0 if the targets are not classes
     num_clients: int
     names: tuple[str, ...]
     extra: Tree = field(default_factory=dict)  # leaves (clients, ...)
@@ -94,11 +94,11 @@ class FederatedData:
 
     @property
     def total_clients(self) -> int:
-        """Training population and new clients."""
+        """The number of clients, new ones included."""
         return len(self.train.sizes)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "FederatedData":
-        """The pool on a device, floating examples and targets in ``dtype``; done once."""
+        """Return the data on a device, with floating examples and targets in ``dtype``; done once."""
         x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (self.x, self.y))
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""One client's desk: all that a method may do with a client's data."""
+"""One client's desk: everything that a method may do with a client's data."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ class Length(NamedTuple):
     epochs: int
     steps: int | None = None  # instead of epochs
     limit: Tensor | None = None  # 0-d: may end a client earlier
-    per_step: int = 1  # minibatches that a step is given
+    per_step: int = 1  # minibatches per step
 
 
 def per_pass(n: Any, batch: int, drop: bool) -> Any:
@@ -52,7 +52,7 @@ class Descent(NamedTuple):
     watch: Watch | None
     seen: Tree
     consts: tuple[Any, ...]
-    rates: Tensor | list[Tensor]  # 0-d: one for all leaves, or one for each
+    rates: Tensor | list[Tensor]  # 0-d: one for all leaves, or one per leaf
     moments: Tree  # kept from an earlier call; empty for a fresh start
     length: Length
     tag: int
@@ -70,7 +70,7 @@ class Descended(NamedTuple):
 class Strategy(Protocol):
     """How a desk reaches its client's train rows and runs its loops: for one client alone, or in lanes of a block.
 
-    The library's business, in :mod:`bespoke.engine`: no method sees it.
+    Implemented in :mod:`bespoke.engine`; no method sees it.
     """
 
     @property
@@ -95,7 +95,7 @@ class Strategy(Protocol):
         ...
 
     def host(self, fn: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Call ``fn`` outside of what is mapped or recorded, with a leading axis of clients."""
+        """Call ``fn`` outside the mapped or recorded computation, with a leading axis of clients."""
         ...
 
 
@@ -104,14 +104,14 @@ class Collected(NamedTuple):
 
     moments: Tree  # of the optimiser, by tag
     logged: Tree  # 0-d float64 by name
-    breaks: int  # calls of the host
+    breaks: int  # calls to the host
 
 
 @dataclass
 class Local:
-    """What a client can do: loop over its TRAIN rows, take gradients, log. Made by the library for each call.
+    """What a client can do: loop over its TRAIN rows, take gradients, log. The library makes one for each call.
 
-    ``n``, ``round``, ``rounds``, ``lr`` are 0-d tensors: whatever changes between clients or rounds
+    ``n``, ``round``, ``rounds``, ``lr`` are 0-d tensors: anything that changes between clients or rounds
     is an input of the computation, never a Python number.
     """
 
@@ -119,7 +119,7 @@ class Local:
     key: Tensor  # (2,)
     round: Tensor
     rounds: Tensor
-    lr: Tensor  # the schedule is applied
+    lr: Tensor  # with the schedule applied
     training: Training
     _strategy: Strategy
     _moments: Tree = field(default_factory=dict)  # kept by the optimiser, by tag
@@ -142,7 +142,7 @@ class Local:
         return self.training.batch
 
     def log(self, **scalars: Tensor | float) -> None:
-        """Put 0-d values on the client's line of the record; they are not part of the upload."""
+        """Write 0-d values to the client's line of the record; they are not part of the upload."""
         for name, value in scalars.items():
             if not isinstance(value, Tensor):
                 value = torch.full((), value, device=self.key.device, dtype=torch.float64)
@@ -165,14 +165,14 @@ class Local:
 
         ``step`` is a pure function: every tensor it reads is in ``carry``, ``batch`` or ``consts``.
         ``epochs`` or ``steps`` default to the training settings; ``limit`` (0-d) may end this client
-        earlier; ``per_step = k`` hands a tuple of k batches. ``tag = 0`` is the main pass, which sees the
+        earlier; ``per_step = k`` passes a tuple of k batches. ``tag = 0`` is the main pass, which sees the
         same batches in every method; further passes take other tags.
         """
         length = self._length(epochs, steps, limit, per_step)
         return self._strategy.scan(self, step, carry, consts, length, tag)
 
     def num_steps(self, epochs: int | None = None, per_step: int = 1) -> Tensor:
-        """Return this client's number of steps in so many epochs (default: the training settings'), 0-d int64."""
+        """Return this client's number of steps in ``epochs`` (default: the training settings), 0-d int64."""
         length = self._length(epochs, None)
         if length.steps is not None:
             return torch.full_like(self.n, length.steps)
@@ -200,10 +200,10 @@ class Local:
     ) -> Tree:
         """Minimise ``loss(params, batch, *consts) -> 0-d`` over minibatches with the configured optimiser.
 
-        ``lr`` replaces the base learning rate, for all or by top-level name; the schedule still applies, and a pair
-        is the rate at the schedule's start and end. ``limit`` (0-d) may end this client earlier.
-        The optimiser starts fresh at each call unless ``keep_optimizer`` is set; then its moments stay on
-        the client, by tag. Logs the mean loss over the rows seen.
+        ``lr`` replaces the base learning rate, for all parameters or by top-level name; the schedule still applies,
+        and a pair gives the rates at its start and end. ``limit`` (0-d) may end this client earlier.
+        The optimiser starts fresh in each call unless ``keep_optimizer`` is set; then its moments stay on
+        the client, by tag. The mean loss over the rows seen is logged.
         """
         return self.trace(loss, params, None, {}, *consts, epochs=epochs, steps=steps, lr=lr, limit=limit, tag=tag)[0]
 
@@ -220,7 +220,7 @@ class Local:
         limit: Tensor | None = None,
         tag: int = 0,
     ) -> tuple[Tree, Tree]:
-        """Do as :meth:`sgd`, and return the last iterate and what ``watch`` made of all of them.
+        """Run :meth:`sgd`, and return the last iterate and what ``watch`` made of all iterates.
 
         After each step ``seen = watch(seen, params, batch)``, a pure function like the loss.
         """
@@ -235,7 +235,7 @@ class Local:
         return done.params, done.seen
 
     def _rates(self, params: Tree, lr: Rates | None) -> Tensor | list[Tensor]:
-        """Return the learning rate, 0-d: one for all leaves, or one for each."""
+        """Return the learning rate, 0-d: one for all leaves, or one per leaf."""
         if isinstance(lr, dict):
             if lr.keys() != params.keys():
                 raise ValueError(f"lr names {sorted(lr)}, but the parameters are {sorted(params)}")
@@ -254,9 +254,9 @@ class Local:
     def finetune(
         self, params: Tree, epochs: int | None, part: str = "all", tag: int = 0, lr: Rates | None = None
     ) -> Tree:
-        """Train all parameters, or the head alone, for so many epochs with the task's own loss; ``lr`` as in `sgd`.
+        """Train all parameters, or only the head, for ``epochs`` with the task's own loss; ``lr`` is as in `sgd`.
 
-        None stands for the epochs or steps of ``[training]``.
+        None means the epochs or steps of ``[training]``.
         """
         if epochs == 0:
             return params
@@ -276,7 +276,7 @@ class Local:
     # --- statistics ---------------------------------------------------------------------------------------------
 
     def features(self, params: Tree) -> Features:
-        """Return the features of all train rows with the body's parameters, in the order of the client's list."""
+        """Return the features of all train rows under the body in ``params``, in the order of the client's list."""
         with torch.no_grad():
             parts = [(self.task.features(params, part.x), part.y, part.mask) for part in self._chunks()]
         z, y, mask = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -287,7 +287,7 @@ class Local:
         return self._strategy.labels()
 
     def gradient(self, loss: Loss, params: Tree, *consts: Any) -> Tree:
-        """Return the gradient at ``params`` of ``loss(params, batch, *consts)``, a mean over rows, for all train rows.
+        """Return the gradient at ``params`` of ``loss(params, batch, *consts)``, a mean over rows, on all train rows.
 
         Rows are not augmented, so the result is deterministic.
         """
@@ -302,7 +302,7 @@ class Local:
     def folds(self, k: int, tag: int = 0) -> Tensor:
         """Return k folds of the train rows, stratified by class: bool (k, width), each real row in exactly one fold.
 
-        Rows are shuffled, then dealt out class by class; targets that are no classes are dealt out as they come.
+        Rows are shuffled, then dealt class by class; targets that are not classes are dealt in shuffled order.
         """
         y, mask = self.labels()
         width, device = len(mask), self.key.device
@@ -317,8 +317,8 @@ class Local:
     def host(self, fn: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, ...]:
         """Leave the captured computation: ``fn`` sees each tensor with a leading axis of clients.
 
-        ``fn(*stacked)`` returns a tuple of tensors with the same leading axis. For what cannot be captured
-        (an eigendecomposition); not differentiable.
+        ``fn(*stacked)`` returns a tuple of tensors with the same leading axis. Use it for what cannot be captured
+        (an eigendecomposition); it is not differentiable.
         """
         self._breaks += 1
         return self._strategy.host(fn, tensors)

@@ -1,8 +1,8 @@
-"""What a model is asked for: the loss of a row, what its outputs mean, and how well they do.
+"""What a model is trained for: the loss of a row, the meaning of its outputs, and the metrics that score them.
 
 An output is a row of numbers (O,). A target is a class number, a number, or a row of numbers (T,). Everything here is a
 pure function of fixed shapes: it means the same for one client and under ``torch.func.vmap``, and padding, where the
-mask is 0, never counts, whatever stands in it.
+mask is 0, never counts, whatever its values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from bespoke.registry import Registry, closest
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``values`` (B,) over the real rows; 0 if there is none."""
+    """Return the mean of ``values`` (B,) over the real rows; 0 if there are none."""
     return (values * mask).sum() / mask.sum().clamp(min=1.0)
 
 
@@ -61,7 +61,7 @@ Counts = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Metric:
-    """How well outputs fit the targets of one client's rows, as a sum and a weight.
+    """A score of outputs against the targets of one client's rows, as a sum and a weight.
 
     ``fn(output (n, O), y (n, ...), mask (n,)) -> sum, weight`` returns two 0-d tensors, or two 1-d ones of one fixed
     length. The value is sum / weight, for vectors the mean of these ratios where the weight is positive. Clients are
@@ -94,9 +94,9 @@ def _accuracy(output: Tensor, y: Tensor, mask: Tensor) -> Counts:
 
 
 def _said_and_true(output: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Which classes or labels the outputs name, and which are there: float64 (n, C) of 0 and 1; padding is all 0.
+    """Return the predicted and the true classes or labels: float64 (n, C) of 0 and 1; padding is all 0.
 
-    Outputs that are not finite name nothing.
+    Non-finite outputs predict nothing.
     """
     classes = torch.arange(output.shape[-1], device=output.device)
     if y.is_floating_point():
@@ -132,7 +132,7 @@ def _auroc(output: Tensor, y: Tensor, mask: Tensor) -> Counts:
 
 
 def _log_odds(logits: Tensor) -> Tensor:
-    """log(p / (1 - p)) of each class's probability, which unlike p tells apart what is nearly certain: (n, C)."""
+    """Return log(p / (1 - p)) of each class's probability (n, C), which unlike p separates near-certain rows."""
     logits = logits.double()
     largest = logits.argmax(dim=-1)[:, None] == torch.arange(logits.shape[-1], device=logits.device)
     below = torch.where(largest, -torch.inf, logits).logsumexp(dim=-1)[:, None]  # of all classes but the largest
@@ -141,9 +141,9 @@ def _log_odds(logits: Tensor) -> Tensor:
 
 
 def _concordant(score: Tensor, positive: Tensor, mask: Tensor) -> Counts:
-    """Pairs of a positive and a negative row whose scores (..., n) are in order, ties half; and all pairs: (...).
+    """Count the pairs of a positive and a negative row whose scores (..., n) are in order, and all pairs: (...).
 
-    A score that is NaN is on the wrong side of all others.
+    A tie counts half; a NaN score is on the wrong side of all others.
     """
     negative = ~positive & (mask > 0)
     score = torch.where(score.isnan(), torch.where(positive, -torch.inf, torch.inf), score).contiguous()
@@ -206,17 +206,17 @@ def _no_complaint(y: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a model is trained for and judged by.
+    """What a model is trained for and scored by.
 
     ``metrics`` are recorded; the first is the headline. ``loss``, the mean of ``row_losses``, is always among them.
     """
 
     name: str
     row_losses: RowLosses  # outputs (B, O), targets (B,) or (B, T) -> (B,)
-    predictions: Callable[[Tensor], Tensor]  # outputs (B, O) -> what a user is given: (B,) or (B, T)
+    predictions: Callable[[Tensor], Tensor]  # outputs (B, O) -> what a user gets: (B,) or (B, T)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     classes: bool = False  # targets are class numbers (int64); otherwise floating
-    outputs: int = 0  # O; 0 = one for each class, or for each target
+    outputs: int = 0  # O; 0 = one per class, or per target
     complaint: Callable[[Tensor], str] = _no_complaint  # all targets (N, ...) -> what is wrong with them, or ""
 
     def __post_init__(self) -> None:
@@ -256,7 +256,7 @@ class Objective:
         if found != (len(y),):
             raise UserError(
                 f"the row losses of the objective {self.name!r} have shape {found} for {len(y)} rows: "
-                f"give one number for each row, shape ({len(y)},)"
+                f"return one number per row, shape ({len(y)},)"
             )
         for name, metric in self.metrics.items():
             pair = _called(metric.fn, f"the metric {name!r}", outputs, y, mask)
@@ -324,7 +324,7 @@ def register_objective(name: str, objective: Objective) -> None:
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
-    """The ``[objective]`` table: what the model is asked for, and the numbers recorded of it."""
+    """The ``[objective]`` table: what the model is trained for, and the metrics to record."""
 
-    name: str = knob(CLASSIFICATION.name, "what the model is asked for: classification, regression or multilabel")
-    metrics: tuple[str, ...] = knob((), "metrics recorded beside the loss, headline first; empty = the objective's own")
+    name: str = knob(CLASSIFICATION.name, "what the model is trained for: classification, regression or multilabel")
+    metrics: tuple[str, ...] = knob((), "metrics to record besides the loss, headline first; empty = the objective's")

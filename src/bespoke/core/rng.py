@@ -17,8 +17,8 @@ from bespoke.gpu import step
 # The root key of a run is split once, by purpose, so that no purpose can disturb another.
 DATA, INIT, COHORT, TRAIN, EVAL, ADAPT, SERVER = range(7)
 
-# A client's key is split once more. Passes over its minibatches have tags from 0 on; what is no pass has a name here.
-# ADAPT serves twice: as a purpose, and inside a client's evaluation for its rounds of adaptation.
+# A client's key is split once more. Passes over its minibatches have tags from 0 on; other uses have a name here.
+# ADAPT is used twice: as a purpose, and inside a client's evaluation for its rounds of adaptation.
 FOLDS, ALL_ROWS, SCORED, SUBSET, AUGMENTED = -1, -2, -3, -4, -5
 
 _MASK = 0xFFFFFFFF
@@ -27,10 +27,10 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
 def threefry(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
-    """The Threefry-2x32-20 block function on int64 tensors that hold 32-bit words (they broadcast)."""
+    """Apply the Threefry-2x32-20 block function to int64 tensors that hold 32-bit words (they broadcast)."""
     words = k0, k1, x0, x1
     if k0.device.type == "cpu":
-        # NumPy's small arrays cost a fifth of torch's; inside vmap a tensor has no array to give.
+        # Small NumPy arrays cost a fifth of torch's; inside vmap a tensor has no array.
         try:
             arrays = [word.numpy() for word in words]
         except RuntimeError:
@@ -41,7 +41,7 @@ def threefry(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Te
 
 
 def _threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
-    """The same for anything with integer arithmetic of 64 bits; sums may run over 32 bits until they are masked."""
+    """Do the same for anything with 64-bit integer arithmetic; sums may exceed 32 bits until they are masked."""
     ks = k0, k1, k0 ^ k1 ^ _PARITY
     x0, x1 = x0 + k0, (x1 + k1) & _MASK
     for group in range(5):
@@ -54,12 +54,12 @@ def _threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
 
 
 def key(seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """The root key [2] of a seed (any integer; its lowest 64 bits count)."""
+    """Return the root key [2] of a seed (any integer; its lowest 64 bits count)."""
     return torch.tensor([(seed >> 32) & _MASK, seed & _MASK], dtype=torch.int64, device=device)
 
 
 def _draw(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
-    """Two 32-bit words for a key [..., 2] and a counter, which broadcast."""
+    """Return two 32-bit words for a key [..., 2] and a counter, which broadcast."""
     first, second = key[..., 0], key[..., 1]
     if step.usable(key, torch.int64):
         a, b = step.threefry(first, second, counter).unbind(-1)
@@ -68,14 +68,14 @@ def _draw(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
-    """A new key [..., 2] for each ``data`` (an int or int64 tensor that broadcasts with ``key[..., 0]``)."""
+    """Return a new key [..., 2] for each ``data`` (an int, or an int64 tensor that broadcasts with ``key[..., 0]``)."""
     if not isinstance(data, Tensor):
         data = torch.full((), data, dtype=torch.int64, device=key.device)
     return torch.stack(_draw(key, data), dim=-1)
 
 
 def bits(key: Tensor, counter: Tensor) -> Tensor:
-    """A 32-bit integer for each counter: int64 in [0, 2**32), of the broadcast shape."""
+    """Draw a 32-bit integer for each counter: int64 in [0, 2**32), of the broadcast shape."""
     return _draw(key, counter)[0]
 
 
@@ -84,25 +84,25 @@ def _counters(key: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def uniform(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform numbers in [0, 1) on a grid of 2**-24, from one key [2]."""
+    """Draw uniform numbers in [0, 1) on a grid of 2**-24, from one key [2]."""
     return (bits(key, _counters(key, shape)) >> 8).to(dtype) * 2.0**-24
 
 
 def normal(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers by the Box-Muller rule, from one key [2]."""
+    """Draw standard normal numbers by the Box-Muller transform, from one key [2]."""
     a, b = _draw(key, _counters(key, shape))
     radius = torch.sqrt(-2.0 * torch.log(((a >> 8) + 1).double() * 2.0**-24))
     return (radius * torch.cos((2.0 * math.pi * 2.0**-24) * (b >> 8).double())).to(dtype)
 
 
 def logistic(key: Tensor, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard logistic numbers, the difference of two Gumbel numbers, from one key [2]; at most 17.4 in size."""
+    """Draw standard logistic numbers (differences of two Gumbel numbers) from one key [2]; at most 17.4 in size."""
     u = ((bits(key, _counters(key, shape)) >> 8).double() + 0.5) * 2.0**-24
     return (torch.log(u) - torch.log1p(-u)).to(dtype)
 
 
 def shuffle(key: Tensor, rows: int, n: int | Tensor) -> Tensor:
-    """A permutation of 0..n-1 followed by the padding n..rows-1: int64 [..., rows] for keys [..., 2].
+    """Return a permutation of 0..n-1 followed by the padding n..rows-1: int64 [..., rows] for keys [..., 2].
 
     A row's sort value depends on the key and the row alone, and sorting is stable: more padding
     changes nothing.
@@ -113,15 +113,15 @@ def shuffle(key: Tensor, rows: int, n: int | Tensor) -> Tensor:
 
 
 def stream(root: Tensor, purpose: int, round: int | Tensor = 0, client: int | Tensor = 0) -> Tensor:
-    """The key [..., 2] of one purpose, round and client."""
+    """Return the key [..., 2] of one purpose, round and client."""
     return fold_in(fold_in(fold_in(root, purpose), round), client)
 
 
 def cohort(root: Tensor, round: int, num_clients: int, rate: float, sampling: str) -> list[int]:
-    """The clients of a round, in ascending order; it depends on the seed and the round alone.
+    """Draw the clients of a round, in ascending order; they depend on the seed and the round alone.
 
     ``fixed``: the first max(1, floor(rate * M)) of the shuffled clients. ``bernoulli``: each client
-    with probability ``rate``; an empty draw is repeated with the try's number folded in.
+    with probability ``rate``; an empty draw is repeated with the number of the attempt folded in.
     """
     draw = stream(root, COHORT, round)
     if sampling == "fixed":
@@ -132,4 +132,4 @@ def cohort(root: Tensor, round: int, num_clients: int, rate: float, sampling: st
         chosen = (uniform(key, (num_clients,), torch.float64) < rate).nonzero().flatten().tolist()
         if chosen:
             return list(chosen)
-    raise ValueError(f"no client was drawn in 10,000 tries at rate {rate}: raise training.rate")
+    raise ValueError(f"no client was drawn in 10,000 attempts at rate {rate}: raise training.rate")

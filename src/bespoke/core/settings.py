@@ -19,7 +19,7 @@ def knob(
     choices: tuple[Any, ...] = (),
     of: str | None = None,
 ) -> Any:
-    """A dataclass field with a sentence on what it counts and the values it takes.
+    """Make a dataclass field with a sentence on its meaning and the values it takes.
 
     ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one. ``of`` names the setting whose value
     decides whether this one means anything.
@@ -29,7 +29,7 @@ def knob(
 
 
 def allowed(field: "dataclasses.Field[Any]") -> str:
-    """The allowed values of a knob in words, or an empty string."""
+    """Return the allowed values of a knob in words, or an empty string."""
     rules = field.metadata
     if "choices" in rules:
         return "one of " + ", ".join(repr(c) for c in rules["choices"])
@@ -42,7 +42,7 @@ def allowed(field: "dataclasses.Field[Any]") -> str:
 
 
 def problem(field: "dataclasses.Field[Any]", value: Any) -> str:
-    """What is wrong with a knob's value (of the right type), or an empty string."""
+    """Return what is wrong with a knob's value (of the right type), or an empty string."""
     rules = field.metadata
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     bad = (
@@ -64,7 +64,7 @@ def check(settings: Any, where: str) -> None:
 
 
 def refuse_given(settings: Any, table: str, keys: Collection[str], to: str, takes: Collection[str]) -> None:
-    """Refuse the first of ``keys`` that has another value than its default, since it means nothing ``to`` a choice.
+    """Refuse the first of ``keys`` that does not have its default value, since it means nothing ``to`` a choice.
 
     ``takes`` are the settings that the choice has.
     """
@@ -80,37 +80,37 @@ def refuse_given(settings: Any, table: str, keys: Collection[str], to: str, take
 
 @dataclass(frozen=True)
 class Training:
-    """The ``[training]`` table: how long, how, and with whom to train."""
+    """The ``[training]`` table: how long, how, and with which clients to train."""
 
     rounds: int = knob(50, "communication rounds", low=1)
-    epochs: int = knob(1, "passes over a client's rows in a round", low=1)
-    steps: int = knob(0, "SGD steps in a round instead of epochs; 0 means epochs count", low=0)
-    batch: int = knob(32, "rows in a minibatch; a client with fewer rows uses all of them", low=1)
-    last_batch: str = knob("keep", "what happens to a last, partial minibatch", choices=("keep", "drop"))
+    epochs: int = knob(1, "passes over a client's rows per round", low=1)
+    steps: int = knob(0, "SGD steps per round instead of epochs; 0 = use epochs", low=0)
+    batch: int = knob(32, "rows per minibatch; a client with fewer rows uses all of them", low=1)
+    last_batch: str = knob("keep", "what to do with a last, partial minibatch", choices=("keep", "drop"))
     optimizer: str = knob("sgd", "update rule", choices=("sgd", "adam"))
     lr: float = knob(0.05, "learning rate", above=0)
     momentum: float = knob(0.0, "momentum of SGD", low=0, high=1)
     beta1: float = knob(0.9, "Adam's first decay rate", low=0, high=1)
     beta2: float = knob(0.999, "Adam's second decay rate", low=0, high=1)
     weight_decay: float = knob(0.0, "weight decay, added to the gradient", low=0)
-    clip: float = knob(0.0, "largest norm of a gradient; 0 = no clipping", low=0)
+    clip: float = knob(0.0, "largest gradient norm; 0 = no clipping", low=0)
     schedule: str = knob("constant", "learning rate over rounds", choices=("constant", "cosine", "step"))
     lr_final: float = knob(0.0, "learning rate at the end of a cosine schedule", low=0)
     schedule_rounds: int = knob(0, "length of a cosine schedule, or of one stage of a step schedule; 0 = rounds", low=0)
     decay: float = knob(0.1, "factor at each stage of a step schedule", above=0, high=1)
     keep_optimizer: bool = knob(False, "keep the optimiser's moments on the client between rounds")
     sampling: str = knob("fixed", "how a round's clients are drawn", choices=("fixed", "bernoulli"))
-    rate: float = knob(1.0, "share of the clients in a round", above=0, high=1)
+    rate: float = knob(1.0, "share of the clients that take part in a round", above=0, high=1)
     full_last: bool = knob(False, "all clients take part in the last round")
     weighting: str = knob("samples", "a client's weight in the mean", choices=("samples", "uniform"))
     skip_empty: bool = knob(False, "leave out clients without training rows instead of refusing them")
 
     def horizon(self) -> int:
-        """Rounds over which the schedule runs."""
+        """Return the number of rounds over which the schedule runs."""
         return self.schedule_rounds or self.rounds
 
     def lr_factor(self, round: int, horizon: int | None = None) -> float:
-        """Learning rate of a round (counted from 1) relative to ``lr``."""
+        """Return the learning rate of a round (counted from 1) relative to ``lr``."""
         horizon = horizon or self.horizon()
         if self.schedule == "cosine":
             done = min(round - 1, horizon) / horizon

@@ -21,14 +21,14 @@ _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
 
-# How products of matrices and convolutions are computed on CUDA: as float32, with factors rounded to 10 bits (tf32), or
-# with factors and activations rounded to 7 bits (bf16, in layers that know it). Parameters and sums stay float32.
+# How matmuls and convolutions are computed on CUDA: as float32, with factors rounded to 10 bits (tf32), or with
+# factors and activations rounded to 7 bits (bf16, in layers that support it). Parameters and sums stay float32.
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 @contextlib.contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
-    """Let CUDA compute in this precision, and repeatably, while the context lasts.
+    """Let CUDA compute in this precision, deterministically, while the context lasts.
 
     Attention is computed by plain products: torch's own kernels for it cannot be mapped over clients.
     """
@@ -55,11 +55,11 @@ class Random(nn.Module):
         self._calls = 0
 
     def start(self, key: Tensor | None) -> None:
-        """Draw by this key from now on; None ends it."""
+        """Draw by this key from now on; None stops drawing."""
         self._key, self._calls = key, 0
 
     def draw(self) -> Tensor | None:
-        """Return a key of its own for each call, since a model may use one layer several times."""
+        """Return a new key for each call, since a model may use one layer several times."""
         key, calls = self._key, self._calls
         self._calls += 1
         return key if key is None or not calls else rng.fold_in(key, calls)
@@ -71,7 +71,7 @@ class Task:
     ``build`` makes the module with torch's own initialisation; ``head`` names the sub-module that turns
     features into outputs. Parameters belong to the head, the body or the norm layers by the module that
     owns them, never by their name. Frozen parameters (``requires_grad=False``) and buffers are constants of
-    the task: they are in no tree.
+    the task and in no tree.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Task:
         objective: Objective = CLASSIFICATION,
         key: Tensor | None = None,
     ) -> None:
-        """``build() -> module``; ``head`` is its dotted name in the module; ``precision`` is one of PRECISIONS.
+        """Take ``build() -> module``, the dotted name of its ``head``, and a ``precision`` of PRECISIONS.
 
-        ``key`` [2] is that of :meth:`init`; it matters where ``build`` draws constants.
+        ``key`` [2] is that of :meth:`init`; it matters if ``build`` draws constants.
         """
         if precision not in PRECISIONS:
             raise UserError(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
@@ -116,7 +116,7 @@ class Task:
         self.norm_names = tuple(n for n in trained if n.rpartition(".")[0] in norms)
 
     def _built(self, key: Tensor) -> nn.Module:
-        """A new module, drawn from torch's generator on the CPU, which is seeded from ``key`` [2] for the while."""
+        """Build a new module with torch's CPU generator, which is seeded from ``key`` [2] meanwhile."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
             return self._build()
@@ -133,13 +133,13 @@ class Task:
         """d, the number of features that enter the head."""
         if not isinstance(self._head, nn.Linear):
             raise UserError(
-                f"this method replaces the head by one of its own, so the head {self._prefix[:-1]!r} must be an "
-                f"nn.Linear, not {type(self._head).__name__}"
+                f"this method replaces the head by its own, so the head {self._prefix[:-1]!r} must be an nn.Linear, "
+                f"not {type(self._head).__name__}"
             )
         return self._head.in_features
 
     def init(self, key: Tensor) -> Tree:
-        """Initial parameters: torch's own init on the CPU, in a generator seeded from ``key`` [2], then moved."""
+        """Return initial parameters: torch's init on the CPU, by a generator seeded from ``key`` [2], then moved."""
         module = self._built(key)
         mine = self.constants()
         for name, value in _constants(module).items():
@@ -149,45 +149,45 @@ class Task:
         return {n: own[n].detach().clone().to(device=self.device, dtype=self.dtype) for n in self.shapes}
 
     def constants(self) -> dict[str, Tensor]:
-        """Frozen parameters and buffers by name: what a saved model needs beside its parameters."""
+        """Return frozen parameters and buffers by name: what a saved model needs besides its parameters."""
         return {name: value for name, value in _constants(self._module).items() if name not in self.shapes}
 
     def logits(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """x (B, ...) -> outputs (B, O). In a training loss ``key`` is the batch's: layers that draw do so by it."""
+        """Map x (B, ...) to outputs (B, O). A training loss passes ``key=batch.key``, by which random layers draw."""
         if len(params) != len(self.shapes):
             raise KeyError(f"the model has {len(self.shapes)} tensors, not {len(params)}")
         return self._whole(params, x, key)
 
     def features(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """x (B, ...) -> features (B, d): what enters the head. Only the body's parameters are read."""
+        """Map x (B, ...) to features (B, d), which enter the head. Only the body's parameters are read."""
         return self._features(params, x, key)
 
     def classify(self, params: Tree, features: Tensor, key: Tensor | None = None) -> Tensor:
-        """features (B, d) -> outputs (B, O). Only the head's parameters are read."""
+        """Map features (B, d) to outputs (B, O). Only the head's parameters are read."""
         return self._classifier(params, features, key)
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """Mean loss over the real rows of a batch, 0-d. Layers that draw do so by the batch's key."""
+        """Return the mean loss over the real rows of a batch, 0-d. Random layers draw by the batch's key."""
         return self.error(self.logits(params, batch.x, batch.key), batch)
 
     def error(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Mean loss of outputs (B, O) over the real rows of a batch, 0-d."""
+        """Return the mean loss of outputs (B, O) over the real rows of a batch, 0-d."""
         return self.objective.mean_loss(outputs, batch)
 
     def head(self, params: Tree) -> Tree:
-        """The head's part of a parameter tree."""
+        """Return the head's part of a parameter tree."""
         return {n: params[n] for n in self.head_names}
 
     def body(self, params: Tree) -> Tree:
-        """Everything but the head."""
+        """Return everything but the head."""
         return {n: params[n] for n in self.body_names}
 
     def norm(self, params: Tree) -> Tree:
-        """Scale and shift of the normalisation layers; a model without any is refused."""
+        """Return the scales and shifts of the normalisation layers; refuse a model without any."""
         if not self.norm_names:
             raise UserError(
                 "this method works on scales and shifts of normalisation layers, and the model has none that train: "
-                'set [model] norm = "group", or use a model that has such layers'
+                'set [model] norm = "group", or use a model with such layers'
             )
         return {n: params[n] for n in self.norm_names}
 
@@ -200,28 +200,28 @@ class Task:
         head, before = self._prefix[:-1], {name: value.clone() for name, value in self.constants().items()}
         try:
             outputs, again = self.logits(params, x), self.logits(params, x)
-        except (RuntimeError, IndexError) as error:  # an index: of a token that has no vector
+        except (RuntimeError, IndexError) as error:  # an IndexError: a token without a vector
             reason, kind = str(error).splitlines()[0], str(x.dtype).removeprefix("torch.")
-            hint = "" if x.is_floating_point() else f"; they are {kind}: give float32 unless the model embeds tokens"
+            hint = "" if x.is_floating_point() else f"; they are {kind}: use float32 unless the model embeds tokens"
             raise UserError(f"the model cannot take examples of shape {tuple(x.shape[1:])}: {reason}{hint}") from error
         for name, value in self.constants().items():
             if not _same(value, before[name]):
                 raise UserError(
-                    f"the buffer {name!r} changes when the model is called, and clients cannot share such a state "
-                    "honestly: make it a constant"
+                    f"the buffer {name!r} changes when the model is called, and clients cannot share such a state: "
+                    "make it a constant"
                 )
         if not isinstance(outputs, Tensor):
             raise UserError(
-                f"the model gives a {type(outputs).__name__}: make its forward return one tensor of shape "
+                f"the model returns a {type(outputs).__name__}: make its forward return one tensor of shape "
                 f"(examples, {self.num_outputs})"
             )
         if outputs.shape != (len(x), self.num_outputs):
             raise UserError(
-                f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} examples, but "
-                f"{self._wanted()}: make it give ({len(x)}, {self.num_outputs})"
+                f"the model returns outputs of shape {tuple(outputs.shape)} for {len(x)} examples, but "
+                f"{self._wanted()}: make it return ({len(x)}, {self.num_outputs})"
             )
         if not torch.equal(outputs, again):
-            raise UserError("the model gives other outputs when asked twice (dropout?): make it deterministic")
+            raise UserError("the model returns different outputs for the same input (dropout?): make it deterministic")
         try:
             composed = self.classify(params, self.features(params, x))
             same = composed.shape == outputs.shape and torch.allclose(composed, outputs, rtol=1e-4, atol=1e-5)
@@ -230,7 +230,7 @@ class Task:
         if not same:
             raise UserError(
                 f"the model is not its head {head!r} applied to features: replacing that module by the identity "
-                "and applying it afterwards gives other outputs; name the last layer as head"
+                "and applying it afterwards gives different outputs; name the last layer as head"
             )
         if y is not None:
             self.objective.check(outputs, y)
@@ -241,14 +241,14 @@ class Task:
                 f"the data has {self.num_outputs} classes (the largest label plus one, unless num_classes says "
                 "otherwise)"
             )
-        return f"the objective {self.objective.name!r} wants {self.num_outputs} for each example"
+        return f"the objective {self.objective.name!r} needs {self.num_outputs} per example"
 
 
 class _Function:
-    """A module as a function of its parameters: torch.func.functional_call without what each call would check anew."""
+    """A module as a function of its parameters: torch.func.functional_call without the checks of each call."""
 
     def __init__(self, module: nn.Module, prefix: str, trained: Container[str], numbers: dict[str, int]) -> None:
-        """Only parameters that are ``trained`` are arguments; ``numbers`` are those of the layers that draw."""
+        """Make only the ``trained`` parameters arguments; ``numbers`` are those of the layers that draw."""
         self._module = module
         self._slots = [
             (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2], prefix + name, own)
@@ -278,7 +278,7 @@ class _Function:
 
 
 def _random_layers(module: nn.Module) -> dict[str, int]:
-    """The layers that draw, each with its number in the whole module, by all their names."""
+    """Return the number of each layer that draws within the whole module, by all its names."""
     found: dict[int, int] = {}
     return {
         name: found.setdefault(id(layer), len(found))
@@ -288,19 +288,19 @@ def _random_layers(module: nn.Module) -> dict[str, int]:
 
 
 def _constants(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers, and parameters that do not ask for a gradient."""
+    """Return the buffers and the frozen parameters."""
     frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     return frozen | dict(module.named_buffers())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether all values are the same; NaN is the same as NaN."""
+    """Return whether all values are equal; NaN equals NaN."""
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _without_head(module: nn.Module, head: str) -> nn.Module:
     parent, _, leaf = head.rpartition(".")
-    # The copy shares tensors with the original, but no structure, so that putting the identity in place stays local.
+    # The copy shares tensors with the original but no structure, so that inserting the identity stays local.
     body = copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
     setattr(body.get_submodule(parent), leaf, nn.Identity())
     return body
@@ -313,7 +313,7 @@ def _check_module(module: nn.Module, head: str) -> None:
         raise UserError(f"the model has no module named {head!r} to serve as head; its layers are {names}")
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
-            raise UserError(f"{name} is lazy and has no size yet: call the model once on some examples before")
+            raise UserError(f"{name} is lazy and has no size yet: call the model once on some examples first")
     _check_inputs(module)
     if not list(modules[head].parameters()):
         raise UserError(f"the module {head!r} has no parameters and cannot serve as head: name the last linear layer")
@@ -325,26 +325,26 @@ def _check_module(module: nn.Module, head: str) -> None:
     for name, layer in modules.items():
         if isinstance(layer, _BATCH_NORMS) or getattr(layer, "track_running_stats", False):
             raise UserError(
-                f"layer {name!r} keeps running statistics (BatchNorm), which clients cannot share honestly: "
+                f"layer {name!r} keeps running statistics (BatchNorm), which clients cannot share: "
                 "use GroupNorm or LayerNorm, or let bespoke.models.converted(model) replace it"
             )
         chance = layer.p if isinstance(layer, _DROPOUTS) else getattr(layer, "dropout", 0.0)  # LSTM, attention
         if isinstance(chance, float | int) and chance > 0:
             raise UserError(
-                f"layer {name!r} is dropout with p={chance}, whose draws could not be repeated: set p=0, use "
+                f"layer {name!r} is dropout with p={chance}, whose draws cannot be repeated: set p=0, use "
                 "bespoke.models.layers.Dropout, or let bespoke.models.converted(model) replace it"
             )
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
-        raise UserError("the model ties parameters between layers, which has no clear split: untie them")
+        raise UserError("the model ties parameters between layers, so it has no clear split: untie them")
 
 
 def _check_inputs(module: nn.Module) -> None:
-    """Refuse a forward that one batch of examples is not enough for."""
+    """Refuse a forward that needs more than one batch of examples."""
     signature = inspect.signature(module.forward)
     try:
         signature.bind(None)
     except TypeError:
         raise UserError(
-            f"the model's forward{signature} does not take one batch of examples alone: wrap it in a module whose "
-            "forward(x) takes the inputs apart"
+            f"the model's forward{signature} needs more than one batch of examples: wrap it in a module whose "
+            "forward(x) splits x into these inputs"
         ) from None

@@ -29,7 +29,7 @@ def map(fn: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
-    """The tensors of a tree in the order of its names."""
+    """Yield the tensors of a tree in the order of its names."""
     for value in tree.values():
         if isinstance(value, dict):
             yield from leaves(value)
@@ -38,11 +38,11 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
-    """One flat dict ``{"a/b": tensor}``; names may not contain a slash."""
+    """Return one flat dict ``{"a/b": tensor}``; names may not contain a slash."""
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
         if "/" in name:
-            raise ValueError(f"a tree's name may not contain a slash: {name!r}")
+            raise ValueError(f"a name in a tree may not contain a slash: {name!r}")
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{name}/")
             if not value:
@@ -53,7 +53,7 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(flat: dict[str, Tensor]) -> Tree:
-    """The inverse of :func:`flatten`."""
+    """Undo :func:`flatten`."""
     tree: Tree = {}
     for path, value in flat.items():
         *parents, name = path.split("/")
@@ -66,69 +66,69 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
 
 
 def flatten_any(value: Any) -> tuple[list[Tensor], Any]:
-    """The tensors in nested dicts, lists and tuples of anything, and what :func:`unflatten_any` needs beside them."""
+    """Return the tensors in nested dicts, lists and tuples, and what :func:`unflatten_any` needs besides."""
     leaves, spec = pytree.tree_flatten(value)
     others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)], (spec, others)
 
 
 def unflatten_any(tensors: Sequence[Tensor], spec: Any) -> Any:
-    """The inverse of :func:`flatten_any`."""
+    """Undo :func:`flatten_any`."""
     structure, others = spec
     left = iter(tensors)
     return pytree.tree_unflatten([next(left) if other is None else other[0] for other in others], structure)
 
 
 def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
-    """``a + scale * b``."""
+    """Return ``a + scale * b``."""
     return map(lambda x, y: x + scale * y, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
-    """``a - b``."""
+    """Return ``a - b``."""
     return map(torch.sub, a, b)
 
 
 def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
-    """``a`` where the 0-d condition holds, else ``b``; an unsound value in the branch not taken does no harm."""
+    """Return ``a`` if the 0-d condition holds, else ``b``; a non-finite value in the branch not taken does no harm."""
     return map(lambda x, y: torch.where(condition, x, y), a, b)
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """A tree of zeros with the same names and shapes."""
+    """Return a tree of zeros with the same names and shapes."""
     return map(torch.zeros_like, tree)
 
 
 def detach(tree: Tree) -> Tree:
-    """The same values, cut from any autograd graph."""
+    """Return the same values, detached from any autograd graph."""
     return map(torch.Tensor.detach, tree)
 
 
 def to(tree: Tree, *args: Any, **kwargs: Any) -> Tree:
-    """``Tensor.to`` on every leaf."""
+    """Apply ``Tensor.to`` to every leaf."""
     return map(lambda t: t.to(*args, **kwargs), tree)
 
 
 def sq_dist(a: Tree, b: Tree) -> Tensor:
-    """Squared Euclidean distance between two trees, a 0-d tensor."""
+    """Return the squared Euclidean distance between two trees, a 0-d tensor."""
     return torch.stack([x.sum() for x in leaves(map(lambda x, y: (x - y).square(), a, b))]).sum()
 
 
 def sq_norm(a: Tree) -> Tensor:
-    """Squared Euclidean norm of a tree, a 0-d tensor."""
+    """Return the squared Euclidean norm of a tree, a 0-d tensor."""
     return torch.stack([x.square().sum() for x in leaves(a)]).sum()
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
-    """Inner product of two trees, a 0-d tensor."""
+    """Return the inner product of two trees, a 0-d tensor."""
     return torch.stack([x.sum() for x in leaves(map(torch.mul, a, b))]).sum()
 
 
 def mean(stacked: Tree, weights: Tensor) -> Tree:
-    """Weighted mean over the leading axis of a stacked tree; ``weights`` [K] need not sum to one.
+    """Return the weighted mean over the leading axis of a stacked tree; ``weights`` [K] need not sum to one.
 
-    Sums in float64, so that the result does not depend on how many clients there are, and returns
-    each leaf in its own type. Integer leaves have no mean and are an error.
+    Sums are in float64, so that the result does not depend on the number of clients; each leaf keeps
+    its type. Integer leaves have no mean and are an error.
     """
     share = weights.double() / weights.double().sum()
 
@@ -143,27 +143,27 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of K clients -> one tree with a leading axis [K]."""
+    """Stack the trees of K clients into one tree with a leading axis [K]."""
     return map(lambda *xs: torch.stack(xs), *trees)
 
 
 def unstack(stacked: Tree, count: int) -> list[Tree]:
-    """The inverse of :func:`stack`: ``count`` trees that own their memory."""
+    """Undo :func:`stack`: return ``count`` trees that own their memory."""
     return [map(lambda x, i=i: x[i].clone(), stacked) for i in range(count)]
 
 
 def take(stacked: Tree, index: Tensor) -> Tree:
-    """Rows ``index`` [K] of the leading axis of every leaf."""
+    """Select the rows ``index`` [K] of the leading axis of every leaf."""
     return map(lambda x: x.index_select(0, index.to(x.device)), stacked)
 
 
 def concat(parts: Sequence[Tree]) -> Tree:
-    """Stacked trees one after another along the leading axis."""
+    """Concatenate stacked trees along the leading axis."""
     return map(lambda *xs: torch.cat(xs), *parts)
 
 
 def merge(parts: Sequence[Tree], places: Sequence[Sequence[int]]) -> Tree:
-    """Stacked trees as one: row i of part p becomes row ``places[p][i]``. All places together are 0..K-1."""
+    """Merge stacked trees: row i of part p becomes row ``places[p][i]``. All places together are 0..K-1."""
     order = [place for part in places for place in part]
     whole = parts[0] if len(parts) == 1 else concat(parts)
     if order == sorted(order):
@@ -173,15 +173,15 @@ def merge(parts: Sequence[Tree], places: Sequence[Sequence[int]]) -> Tree:
 
 
 def sound(tree: Tree) -> Tensor | None:
-    """Whether all floating leaves are finite, a 0-d bool; None if there are none."""
+    """Return whether all floating leaves are finite, a 0-d bool; None if there are none."""
     checks = [torch.isfinite(x).all() for x in leaves(tree) if x.is_floating_point()]
     return torch.stack(checks).all() if checks else None
 
 
 def nbytes(tree: Tree, stacked: bool = False) -> int:
-    """Bytes on the wire: four for each floating number whatever the precision, an integer's own size.
+    """Return the bytes on the wire: four per floating number in any precision, an integer's own size.
 
-    For a stacked tree: the bytes of one client.
+    For a stacked tree, count the bytes of one client.
     """
     return sum(
         math.prod(x.shape[1:] if stacked else x.shape) * (4 if x.is_floating_point() else x.element_size())

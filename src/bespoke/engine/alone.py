@@ -20,7 +20,7 @@ class Alone:
     """The desk's strategy for one client. A last, partial minibatch is short instead of padded."""
 
     def __init__(self, rows: ClientRows, n: int) -> None:
-        """``n`` is the number of real rows."""
+        """Take the rows, of which ``n`` are real."""
         self._rows, self._n = rows, n
 
     @property
@@ -42,7 +42,7 @@ class Alone:
         return self._run(desk, Scan.of(desk, step, take_over, consts, length, tag), carry)
 
     def descend(self, desk: Local, descent: Descent) -> Descended:
-        """Run the optimiser; a learning rate becomes a number once."""
+        """Run the optimiser; learning rates become numbers once."""
         return descend(desk, descent, self._run, number=Tensor.item)
 
     def host(self, fn: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

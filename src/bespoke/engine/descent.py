@@ -1,4 +1,4 @@
-"""Gradient descent as a scan: the step takes the loss and its gradient, the finish applies the optimiser."""
+"""Gradient descent as a scan: the step computes the loss and its gradient, the finish applies the optimiser."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,8 +27,8 @@ def descend(
 ) -> Descended:
     """Minimise a desk's loss with ``run(desk, scan, carry)``, which repeats the steps.
 
-    With ``lanes``, the finish sees leaves (K, ...) of K clients; ``in_place`` says that it may overwrite the carry;
-    ``number`` turns a 0-d learning rate into what the optimiser is given.
+    With ``lanes``, the finish sees leaves (K, ...) of K clients; ``in_place`` allows it to overwrite the carry;
+    ``number`` converts a 0-d learning rate for the optimiser.
     """
     training, loss, watch = desk.training, descent.loss, descent.watch
     refuse_tensors(loss, Local, "loss")

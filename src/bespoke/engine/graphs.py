@@ -1,8 +1,8 @@
-"""CUDA graphs: what a block of clients does is recorded once and replayed for later blocks of the same shape.
+"""CUDA graphs: the work of a block of clients is recorded once and replayed for later blocks of the same shape.
 
-A block's work is a *plan*: recorded pieces, and between them what happens outside vmap (a loop over minibatches, a
-host function). A loop is a *program*: one recorded step for each number of lanes, on buffers of its own, replayed as
-often as the clients at hand need, with fewer lanes as they finish. Programs serve all plans of a method.
+A block's work is a *plan*: recorded pieces, and between them the work outside vmap (a loop over minibatches, a
+host function). A loop is a *program*: one recorded step per number of lanes, on its own buffers, replayed as
+often as the current clients need, with fewer lanes as they finish. Programs serve all plans of a method.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from bespoke.core.tree import Tree
 from bespoke.engine.lanes import Called, Job, One, Work, mapped, schedule
 
 # A step is recorded for numbers of lanes that are multiples of the first (and 1 and 2), a plan for multiples of the
-# second: a step is cheap to record and runs often, a plan is dear and runs once a round.
+# second: a step is cheap to record and runs often, a plan is expensive and runs once per round.
 STEP_LANES, PLAN_LANES = 4, 16
 WIDTHS = 1.5  # a plan's rows are rounded up by at most this factor
 MOST_PLANS = 24  # kept, and fewer
@@ -32,7 +32,7 @@ def _up(number: int, unit: int) -> int:
 
 
 def _slots(active: int, lanes: int) -> int:
-    """The next larger number of lanes for which steps are recorded."""
+    """Return the next larger number of lanes for which steps are recorded."""
     return min(lanes, active if active <= 2 else _up(active, STEP_LANES))
 
 
@@ -42,7 +42,7 @@ class Recorded:
     owns_carry = True
 
     def __init__(self, device: torch.device, most: int, largest: int, record: bool, notes: list[str]) -> None:
-        """``most`` is the number of clients in the largest block, ``largest`` of rows of the largest client."""
+        """Take the number of clients in the largest block, ``most``, and of rows of the largest client, ``largest``."""
         self.slots: Callable[[int, int], int] = _slots
         self.device, self.most, self.largest, self.record, self.notes = device, most, largest, record, notes
         self.stream = torch.cuda.Stream(device)
@@ -60,7 +60,7 @@ class Recorded:
         self.forget(most)
 
     def forget(self, most: int) -> None:
-        """Give all recordings and their memory back."""
+        """Free all recordings and their memory."""
         self.most = most
         self._plans.clear()
         self._programs.clear()
@@ -69,14 +69,14 @@ class Recorded:
         torch.cuda.empty_cache()
 
     def width(self, rows: int) -> int:
-        """So many rows or a few more, so that blocks of similar size have the same shape."""
+        """Return ``rows`` or a few more, so that blocks of similar size have the same shape."""
         wide = max(rows, self.largest)
         while wide / WIDTHS >= rows:
             wide = int(wide / WIDTHS)
         return wide
 
     def lanes(self, clients: int) -> int:
-        """So many lanes or a few more, for the same reason."""
+        """Return ``clients`` or a few more, for the same reason."""
         return max(clients, min(self.most, _up(clients, PLAN_LANES)))
 
     def call(self, name: str, sizes: Sequence[int], one: One, inputs: Tree) -> Called:
@@ -123,7 +123,7 @@ class Recorded:
             return None
         self._plans[key] = plan
         while len(self._plans) > MOST_PLANS or (len(self._plans) > 1 and self._crowded()):
-            self._plans.popitem(last=False)  # the one that was not used for longest
+            self._plans.popitem(last=False)  # the least recently used
         return plan
 
     def _crowded(self) -> bool:
@@ -137,7 +137,7 @@ class Recorded:
 
     @contextlib.contextmanager
     def _timed(self, phase: str, within: str = "") -> Iterator[None]:
-        """Count the device's time in a phase, without waiting for it, and not in the phase that it lies within."""
+        """Count the device's time in a phase, without waiting for it, and not in the phase that contains it."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         yield
@@ -155,9 +155,9 @@ class Recorded:
             self.seconds[within] = self.seconds.get(within, 0.0) - seconds
 
     def timings(self) -> dict[str, float]:
-        """Seconds so far: the ``steps`` of all loops, by name what else there was of each work, and ``recording``.
+        """Return the seconds so far: ``steps`` of all loops, the rest of each work by its name, and ``recording``.
 
-        Recording is time of the host, which lies in that of the others.
+        Recording is host time, which is contained in the others.
         """
         while self._marks:
             self._count_mark()
@@ -185,7 +185,7 @@ class Recorded:
         plan.piece(self._pieces.stop())
         self._recording, begin = None, time.perf_counter()
         result = [x.clone() for x in work(lanes, dims, tensors)]
-        self.seconds["recording"] -= time.perf_counter() - begin  # which this was not
+        self.seconds["recording"] -= time.perf_counter() - begin  # this was no recording
         self._recording = plan
         plan.between(work, lanes, dims, tensors, result)
         self._pieces.start()
@@ -219,7 +219,7 @@ class Recorded:
 
 
 class _Memory:
-    """Memory that recordings share, and the recording that is under way in it."""
+    """Memory that recordings share, and the recording in progress in it."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -228,7 +228,7 @@ class _Memory:
         self._renew()
 
     def _renew(self) -> None:
-        """A pool of its own. One without any recording would be taken away, so it is given a first one."""
+        """Start a new pool. One without any recording would be freed, so it gets a first one."""
         self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(self._stream):
             self.start()
@@ -244,7 +244,7 @@ class _Memory:
         self._graph = graph
 
     def stop(self) -> torch.cuda.CUDAGraph:
-        """The recording."""
+        """End and return the recording."""
         graph, self._graph = self._graph, None
         assert graph is not None
         graph.capture_end()
@@ -253,7 +253,7 @@ class _Memory:
         return graph
 
     def give_up(self) -> None:
-        """Leave a recording that an operation has spoilt, and with it the pool, which torch may not release."""
+        """Abandon a recording that an operation has spoilt, and with it the pool, which torch may not release."""
         if self._graph is not None:
             with contextlib.suppress(RuntimeError):
                 self.stop()
@@ -263,7 +263,7 @@ class _Memory:
 
 
 class _Plan:
-    """A block's work for one shape: recorded pieces and what happens between them, on inputs that stay in place."""
+    """A block's work for one shape: recorded pieces and the work between them, on inputs that stay in place."""
 
     def __init__(self, inputs: Tree) -> None:
         flat, spec = tree.flatten_any(inputs)
@@ -293,7 +293,7 @@ class _Program:
     """One step of a loop, recorded for several numbers of lanes on the same buffers."""
 
     def __init__(self, job: Job, lanes: int, most: int, memory: _Memory) -> None:
-        """For at most so many lanes and steps."""
+        """Make buffers for at most ``lanes`` lanes and ``most`` steps."""
         self._advance, self._memory, self._timed = job.advance, memory, job.timed
         self._shared = job.shared
         self.trouble: RuntimeError | None = None  # why steps cannot be recorded
@@ -307,7 +307,7 @@ class _Program:
             self._inputs.append(x.new_zeros(x.shape if same else own))
 
     def load(self, job: Job, count: int) -> None:
-        """Take in the ``count`` lanes of a job."""
+        """Load the ``count`` lanes of a job."""
         self._t.zero_()
         into = [buffer[:count] for buffer in self.carry]
         for i, (buffer, x) in enumerate(zip(self._inputs, job.inputs, strict=True)):
@@ -316,7 +316,7 @@ class _Program:
         torch._foreach_copy_(into, [*job.carry, *job.inputs])
 
     def step(self, lanes: int, record: bool) -> bool:
-        """One step of the first lanes; whether it had to be recorded first."""
+        """Run one step of the first lanes, and return whether it had to be recorded first."""
         fresh = record and self.trouble is None and lanes not in self._graphs
         if fresh:
             try:

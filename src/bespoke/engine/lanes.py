@@ -1,6 +1,6 @@
 """Clients side by side in lanes: how the one loop runs for a whole block, outside ``torch.func.vmap``.
 
-A method's code runs inside vmap, for one client. At a loop it steps out: there the lanes' tensors are plain ones with a
+A method's code runs inside vmap, for one client. At a loop it steps out: there the lanes' tensors are plain, with a
 leading axis, so that a lane can be dropped when its client has finished, a step can be recorded once and replayed, and
 the optimiser can update all clients with one operation.
 """
@@ -27,9 +27,9 @@ TIMED = 4  # inputs of a lane that have one entry per minibatch: rows, positions
 # advance(carry, inputs, t, idle) -> carry: one step of the first k lanes, all leaves (k, ...) but the shared inputs;
 # t is the step's number (0-d), and ``idle`` says that some of these lanes may have finished.
 Advance = Callable[[list[Tensor], list[Tensor], Tensor, bool], list[Tensor]]
-# work(lanes, dims, tensors) -> tensors: what is done outside vmap; dims as in torch.func (None: the same for all).
+# work(lanes, dims, tensors) -> tensors: work outside vmap; dims as in torch.func (None: the same for all).
 Work = Callable[[int, Sequence[int | None], Sequence[Tensor]], list[Tensor]]
-# one(lane, same) -> (tree, breaks): one client's work inside vmap, and how often it left for the host.
+# one(lane, same) -> (tree, breaks): one client's work inside vmap, and how often it called the host.
 One = Callable[[Tree, Tree], tuple[Tree, int]]
 
 
@@ -39,42 +39,42 @@ class Job:
 
     advance: Advance
     carry: list[Tensor]  # leaves (K, ...)
-    inputs: list[Tensor]  # leaves (K, ...), or of any shape where ``shared``
+    inputs: list[Tensor]  # leaves (K, ...), or of any shape if ``shared``
     shared: list[bool]
-    num_steps: Callable[[int], int]  # steps of a client with so many rows
+    num_steps: Callable[[int], int]  # steps of a client with n rows
     rows_seen: Callable[[int], int]  # rows that it sees in them
-    rows: int  # rows that a lane computes in one step
+    rows: int  # rows that a lane computes per step
     timed: int  # the first inputs are (K, T, ...): T minibatches one after another,
     most: int  # for this number of steps
 
 
 class Called(NamedTuple):
-    """What came of a block's work."""
+    """The result of a block's work."""
 
     tree: Tree  # leaves (K, ...)
-    breaks: int  # calls of the host
+    breaks: int  # calls to the host
     computed: int  # rows computed in its loops, padding included
     seen: int  # rows seen by clients in them
 
 
 class Runner(Protocol):
-    """Who runs blocks of clients: step after step (:class:`Eager`), or recorded (:mod:`bespoke.engine.graphs`)."""
+    """What runs blocks of clients: step after step (:class:`Eager`), or recorded (:mod:`bespoke.engine.graphs`)."""
 
-    owns_carry: bool  # a step may overwrite the carry that it is given
-    slots: Callable[[int, int], int]  # (active, lanes) -> the number of lanes to run when so many are active
+    owns_carry: bool  # a step may overwrite its carry
+    slots: Callable[[int, int], int]  # (active, lanes) -> the number of lanes to run
 
     def width(self, rows: int) -> int:
-        """Return the number of rows that blocks of so many are padded to."""
+        """Return the number of rows to pad blocks of ``rows`` to."""
         ...
 
     def lanes(self, clients: int) -> int:
-        """Return the number of lanes that blocks of so many clients are padded to."""
+        """Return the number of lanes to pad blocks of ``clients`` to."""
         ...
 
     def call(self, name: str, sizes: Sequence[int], one: One, inputs: Tree) -> Called:
         """Map ``one`` over ``inputs["lanes"]``, clients of these sizes, largest first; ``inputs["same"]`` is for all.
 
-        A ``name`` always stands for the same work; without one, anything may come.
+        A ``name`` always stands for the same work; without one, the work may be anything.
         """
         ...
 
@@ -87,16 +87,16 @@ class Runner(Protocol):
         ...
 
     def forget(self, most: int) -> None:
-        """Give back what was kept for later blocks, which will have at most so many clients."""
+        """Free what was kept for later blocks, which will have at most ``most`` clients."""
         ...
 
     def timings(self) -> dict[str, float]:
-        """Return seconds by phase, where they are counted."""
+        """Return seconds by phase, if they are counted."""
         ...
 
 
 def exactly(active: int, lanes: int) -> int:
-    """Run just the lanes that are active."""
+    """Return the number of active lanes: run just those."""
     return active
 
 
@@ -121,7 +121,7 @@ def schedule(job: Job, sizes: Sequence[int], slots: Callable[[int, int], int]) -
 
 
 def mapped(one: One, inputs: Tree) -> tuple[Tree, int]:
-    """Map ``one`` over the lanes, and return the stacked tree and the breaks, which all lanes have in common."""
+    """Map ``one`` over the lanes, and return the stacked tree and the breaks, which are the same for all lanes."""
     breaks = 0
 
     def lane(lane: Tree, same: Tree) -> Tree:
@@ -140,7 +140,7 @@ class Eager:
     owns_carry = False
 
     def __init__(self, slots: Callable[[int, int], int] = exactly) -> None:
-        """``slots(active, lanes)`` is the number of lanes to run when so many are active."""
+        """Take ``slots(active, lanes)``, the number of lanes to run."""
         self.slots = slots
         self._sizes: Sequence[int] = ()
         self._computed = self._seen = 0
@@ -189,7 +189,7 @@ class Lanes:
     """The desk's strategy for each client of a block, inside vmap: its loops are the runner's."""
 
     def __init__(self, rows: ClientRows, smallest: int, largest: int, runner: Runner) -> None:
-        """No client of the block has fewer real rows than ``smallest``, nor more than ``largest``."""
+        """Take the client's rows; every client of the block has ``smallest`` to ``largest`` real rows."""
         self._rows, self._smallest, self._largest, self._runner = rows, smallest, largest, runner
 
     @property

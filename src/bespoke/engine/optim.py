@@ -16,7 +16,7 @@ Rate = float | Tensor
 
 
 def init(training: Training, params: Tree) -> Tree:
-    """The optimiser's moments before the first step: an empty tree for plain SGD."""
+    """Return the optimiser's moments before the first step: an empty tree for plain SGD."""
     if training.optimizer == "adam":
         first = next(iter(_leaves(params)))
         return {"m": zeros_like(params), "v": zeros_like(params), "t": first.new_zeros(())}
@@ -32,7 +32,7 @@ def _scaled(xs: list[Tensor], s: Rate) -> list[Tensor]:
 
 
 def _add(xs: list[Tensor], ys: list[Tensor], s: Rate | Sequence[Rate]) -> list[Tensor]:
-    """xs + s * ys, with one s for all or one for each."""
+    """Return xs + s * ys, with one s for all or one for each."""
     if isinstance(s, Sequence):
         return [x + r * y for x, y, r in zip(xs, ys, s, strict=True)]
     if isinstance(s, Tensor):
@@ -41,7 +41,7 @@ def _add(xs: list[Tensor], ys: list[Tensor], s: Rate | Sequence[Rate]) -> list[T
 
 
 def _clipped(grads: list[Tensor], most: float, lanes: bool) -> list[Tensor]:
-    """Gradients whose common norm is at most ``most``, for each lane by itself."""
+    """Clip gradients so that their common norm is at most ``most``, for each lane separately."""
     squares = [g.square().flatten(1).sum(dim=1) if lanes else g.square().sum() for g in grads]
     share = (most / (torch.stack(squares).sum(dim=0).sqrt() + 1e-6)).clamp(max=1.0)  # () or (K,)
     return [g * share.reshape(share.shape + (1,) * (g.ndim - share.ndim)) for g in grads]
@@ -55,7 +55,7 @@ def update(
     rate: Rate | Sequence[Rate],
     lanes: bool,
 ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """One step from ``params`` along ``grads``; ``moments`` holds the lists of :func:`init`'s branches.
+    """Take one step from ``params`` along ``grads``; ``moments`` holds the lists of :func:`init`'s branches.
 
     With ``lanes``, every leaf has a leading axis of clients. Order as in torch.optim: clip, add weight decay, then
     momentum or Adam's moments.
@@ -91,7 +91,7 @@ def update_in_place(
     rate: Rate | Sequence[Rate],
     active: Tensor | None,
 ) -> bool:
-    """The same for lanes on CUDA where ``active`` (K,), as one kernel; False, and nothing done, if it cannot be.
+    """Do the same for lanes on CUDA where ``active`` (K,), as one kernel; if that is impossible, return False.
 
     ``params`` and ``moments`` (K, ...) are overwritten.
     """

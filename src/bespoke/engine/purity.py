@@ -1,4 +1,4 @@
-"""A step must be a pure function of its arguments: what it closes over is looked at before it runs."""
+"""A step must be a pure function of its arguments: what it closes over is checked before it runs."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def _captured(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """(name, value) of everything a function reads beside its arguments, through inner functions."""
+    """Yield (name, value) of everything a function reads besides its arguments, through inner functions."""
     if depth > 4:
         return
     if isinstance(fn, functools.partial):
@@ -31,7 +31,7 @@ def _captured(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> list[str]:
-    """The global names that a function's code reads, comprehensions and inner functions included."""
+    """Return the global names that a function's code reads, comprehensions and inner functions included."""
     inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
     return [*code.co_names, *inner]
 
@@ -60,10 +60,10 @@ def refuse_tensors(fn: Callable[..., Any], desk: type, what: str) -> None:
         if isinstance(value, desk):
             raise TypeError(
                 f"the {what} closes over {name!r}, the client's desk, whose values change from round to round: "
-                f"bind what it needs before (task = {name}.task) and hand tensors in as extra arguments"
+                f"bind what it needs first (task = {name}.task) and pass tensors as extra arguments"
             )
         if _holds_tensor(value):
             raise TypeError(
-                f"the {what} closes over the tensor {name!r}; a recorded step would replay its first value for ever: "
-                f"hand it in as an extra argument, as in local.sgd(loss, params, {name})"
+                f"the {what} closes over the tensor {name!r}; a recorded step would replay its first value forever: "
+                f"pass it as an extra argument, as in local.sgd(loss, params, {name})"
             )

@@ -11,7 +11,7 @@ from bespoke.core.data import Batch, Transform
 from bespoke.core.tree import Tree
 from bespoke.gpu import step
 
-CHUNK = 256  # rows that are read at once where all of a client's rows are wanted
+CHUNK = 256  # rows read at once when all of a client's rows are needed
 
 
 def fetch(
@@ -34,7 +34,7 @@ def fetch(
 
 @dataclass(frozen=True)
 class ClientRows:
-    """A pool, the rows of it that belong to one client (padded), and how many of them are real."""
+    """A pool, one client's rows of it (padded), and how many of them are real."""
 
     x: Tensor  # (N, ...) the pool; a client on its own machine brings its own
     y: Tensor  # (N,) or (N, T)

@@ -1,4 +1,4 @@
-"""The one loop over minibatches: what is repeated, how often, and which rows each step sees."""
+"""The one loop over minibatches: what to repeat, how often, and which rows each step sees."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Scan:
         return Scan(step, finish, consts, length, tag, training.batch, training.last_batch == "drop", slope)
 
     def once(self, call: Callable[..., Tree], carry: Tree, *rest: Any) -> Tree:
-        """Return what ``call(carry, *rest)`` gives, a step of one client or of all lanes, with the gradient if any.
+        """Return the result of ``call(carry, *rest)``, a step of one client or of all lanes, with the gradient if any.
 
         A lane's loss depends on its own part of the carry alone, so the gradient of the sum holds every lane's own.
         """

@@ -15,7 +15,7 @@ AREA = 190.0  # points squared of the largest bubble at the widest spacing
 
 
 def bubble_chart(counts: NDArray[np.int64], path: str | os.PathLike[str], title: str, subtitle: str) -> Path:
-    """Draw a bubble for each client and class, its area in proportion to the rows; return `path`.
+    """Draw one bubble per client and class, its area proportional to the rows; return `path`.
 
     `counts` is [clients, classes].
     """

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 INK, GREY, DOTS = "#222222", "#767676", "#4c78a8"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", "--", ":", "-.")
-LABEL = 40  # characters of a line of a method's label
+LABEL = 40  # characters per line of a method's label
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a chart's path, after making sure that it can be written as a PNG or SVG."""
+    """Return the suffix of a chart's path, after checking that it can be written as PNG or SVG."""
     suffix, folder = Path(path).suffix.lower(), Path(path).parent
     if suffix not in (".png", ".svg"):
         raise UserError(f"cannot draw {path}: the name of a chart must end in .png or .svg")
     if not folder.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {folder}; make it first")
+        raise UserError(f"cannot write {path}: there is no folder {folder}; create it first")
     return suffix
 
 
 def new_axes(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, Axes]:
-    """Return a figure of `width` times `height` inches below its title, which the axes of the chart fill.
+    """Return a figure and its axes, which fill `width` times `height` inches below the title.
 
-    Title and subtitle stand at the left edge of the figure and are wrapped to its width.
+    Title and subtitle are at the left edge of the figure and wrapped to its width.
     """
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def new_axes(width: float, height: float, title: str, subtitle: str) -> tuple[Fi
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as its path's suffix says, whole or not at all, and return the path."""
+    """Write a figure in the format of its path's suffix, whole or not at all, and return the path."""
     import matplotlib
 
     suffix, sink = check_path(path), BytesIO()
@@ -76,7 +76,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def _inches(lines: Iterable[str]) -> float:
-    """Width of the longest of the lines in the font of labels."""
+    """Return the width in inches of the longest line in the font of labels."""
     from matplotlib.textpath import TextPath
 
     widths = [TextPath((0, 0), line.replace("$", r"\$"), size=10).get_extents().width for line in lines if line.strip()]
@@ -84,7 +84,7 @@ def _inches(lines: Iterable[str]) -> float:
 
 
 def _swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDArray[np.float64]:
-    """Offsets [M] that stack values [M] of one bin of `width` evenly around 0, within +-`half`."""
+    """Return offsets [M] that spread the values [M] of each bin of `width` evenly around 0, within +-`half`."""
     bins = np.round(values / width).astype(int)
     offsets = np.zeros(len(values))
     order = np.random.default_rng(0)  # breaks up the diagonal that sorted values would draw
@@ -97,7 +97,7 @@ def _swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDA
 
 
 def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
-    """Draw, for each method, a dot per client at its value of the metric and a line at their mean; return `path`."""
+    """Draw for each method one dot per client at its value of the metric and a line at their mean; return `path`."""
     check_path(path)
     rows, unit = comparison.rows, comparison.unit
     finite = [unit.scale * np.sort(row.values[np.isfinite(row.values)]) for row in rows]
@@ -105,7 +105,7 @@ def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
     if not drawn.size:
         raise UserError(f"no client has a finite {comparison.metric}, so there is nothing to draw")
     dot = "client" if max(len(row.seeds) for row in rows) == 1 else "client in one seed"
-    subtitle = f"A dot is a {dot}, the line their mean. {comparison.scope[0].upper()}{comparison.scope[1:]}."
+    subtitle = f"Each dot is a {dot}, the line their mean. {comparison.scope[0].upper()}{comparison.scope[1:]}."
     labels = ["\n".join(textwrap.wrap(row.label, LABEL)) for row in rows]
     lines = [line for label in labels for line in label.splitlines()]
     each = max(0.55, 0.2 * max(label.count("\n") + 1 for label in labels) + 0.1)  # inches of a row
@@ -141,7 +141,7 @@ def curve_values(paths: Paths, view: str | None = None, metric: str | None = Non
     """Return the metric's name and, by label, the rounds and the mean over clients on their test rows.
 
     `paths`, `view` and `metric` are those of `compare`; the clients are those of the training population. Only rounds
-    that all seeds of a method have evaluated count; NaN marks a value that is not known.
+    that all seeds of a method have evaluated count; NaN marks an unknown value.
     """
     groups, _ = group_runs(paths)
     metric, _ = metric_of(groups, metric)

@@ -34,13 +34,13 @@ def compare(
     """Compare the runs at `paths`: run folders, or folders that hold them one or two levels below.
 
     `baseline` is the label that the other rows are paired with, or a part that only one label has (default `fedavg`,
-    else the first); `select` the round that counts (`last`, `best_val`, `best_test`; default: what the runs'
-    `[evaluation] select` says, `last` where they disagree); `view` the prediction that counts (default: each method's
+    else the first); `select` the round that counts (`last`, `best_val`, `best_test`; default: the runs'
+    `[evaluation] select`, or `last` if they disagree); `view` the prediction that counts (default: each method's
     headline); `group` the clients: `all` (the training population), `train`, `unseen` or `new`; `metric` any metric
-    that all runs recorded (default: their headline metric, which also chooses the best rounds).
+    that all runs recorded (default: their headline metric, which always chooses the best rounds).
 
-    A difference to the baseline has a 95 % t interval. With several common seeds it is over the seeds: each gives one
-    difference of the clients' means. With one it is over clients, and says nothing of other partitions or seeds.
+    A difference from the baseline has a 95 % t interval. With several common seeds it is over the seeds: each gives one
+    difference of the clients' means. With one it is over clients, and says nothing about other partitions or seeds.
     """
     groups, warnings = group_runs(paths)
     if select is None:
@@ -62,7 +62,7 @@ def compare(
             difference, disagree = _pair(chosen[label], chosen[baseline])
             row = replace(row, difference=difference)
             if disagree:
-                warnings.append(f"{label} was not tested on the rows of {baseline}, so the two are not paired")
+                warnings.append(f"{label} and {baseline} were tested on different rows, so they are not paired")
         if row.mean.mean is None:
             warnings.append(f"{label}: {metric} is not finite for some client")
         if refused := sum(cost["refused"] for cost in costs):
@@ -90,7 +90,7 @@ def compare(
 
 
 def _baseline(groups: Groups, wanted: str | None) -> str:
-    """The label that `wanted` names: in full, by its beginning or by any other part that no other label has."""
+    """Return the label that `wanted` names: in full, by its beginning, or by any part that no other label has."""
     if wanted is None:
         averaged = [label for label, runs in groups.items() if next(iter(runs.values())).algorithm == "fedavg"]
         return next(iter([*averaged, *groups]))
@@ -98,14 +98,14 @@ def _baseline(groups: Groups, wanted: str | None) -> str:
         return wanted
     found = [label for label in groups if label.startswith(wanted)] or [label for label in groups if wanted in label]
     if not found:
-        raise UserError(f"no runs of the baseline {wanted!r}; there are {', '.join(groups)}")
+        raise UserError(f"there are no runs of the baseline {wanted!r}; use one of {', '.join(groups)}")
     if len(found) > 1:
-        raise UserError(f"the baseline {wanted!r} may be {' or '.join(found)}; give more of the label")
+        raise UserError(f"the baseline {wanted!r} may mean {' or '.join(found)}; give more of the label")
     return found[0]
 
 
 def _choose(groups: Groups, label: str, select: str, view: str | None, group: str, metric: str) -> Chosen:
-    """The chosen round of each seed of a method, and what its clients scored in it."""
+    """Return the chosen round of each seed of a method, and its clients' scores."""
     chosen: Chosen = {}
     for seed, run in groups[label].items():
         name = view_of(run, view)
@@ -123,7 +123,7 @@ def _choose(groups: Groups, label: str, select: str, view: str | None, group: st
 def _row(
     label: str, groups: Groups, chosen: Chosen, costs: list[dict[str, Any]], view: str | None, higher: bool
 ) -> Row:
-    """A method's row, not yet paired with the baseline."""
+    """Return a method's row, not yet paired with the baseline."""
     runs, scores = groups[label], [scores for _, scores in chosen.values()]
     found = [aggregate(s, higher) for s in scores]
     spreads = [value.std for value in found if value.std is not None]
@@ -150,7 +150,7 @@ def _same_data(groups: Groups, label: str, baseline: str) -> bool:
 
 
 def _inequalities(groups: Groups, chosen: dict[str, Chosen], select: str) -> list[str]:
-    """One sentence for each thing that makes the rows not comparable."""
+    """Return one sentence for each thing that makes the rows not comparable."""
     warnings = []
     everyone = [run for runs in groups.values() for run in runs.values()]
     for table in ("data", "model"):
@@ -168,10 +168,10 @@ def _inequalities(groups: Groups, chosen: dict[str, Chosen], select: str) -> lis
 
 
 def _pair(own: Chosen, other: Chosen) -> tuple[Difference | None, bool]:
-    """The difference over the common seeds, or over the clients of the only one, and whether the test rows disagree.
+    """Return the difference over common seeds, or over clients if there is one seed, and whether the test rows differ.
 
     A partition is drawn anew for each seed, so client i of one seed is not client i of another: clients are paired
-    within a seed alone.
+    only within a seed.
     """
     paired = []  # for each common seed: the differences of the common clients
     for seed in sorted(own.keys() & other.keys()):
@@ -192,7 +192,7 @@ def _pair(own: Chosen, other: Chosen) -> tuple[Difference | None, bool]:
 
 
 def _of_one_kind(rows: list[Row]) -> list[Row]:
-    """Drop the intervals over clients where there are some over seeds: one column means one thing."""
+    """Drop the intervals over clients if there are some over seeds: a column has one meaning."""
     if not any(row.difference and row.difference.over == "seeds" for row in rows):
         return rows
     return [
@@ -204,7 +204,7 @@ def _of_one_kind(rows: list[Row]) -> list[Row]:
 
 
 def _scope(rows: list[Row], metric: str, when: str, people: str) -> str:
-    """Whose values are compared: clients, model, round and seeds."""
+    """Return whose values are compared: clients, model, round and seeds."""
     views = list(dict.fromkeys(row.view for row in rows))
     models = f"{views[0]} model"
     if len(views) > 1:
@@ -218,7 +218,7 @@ def _scope(rows: list[Row], metric: str, when: str, people: str) -> str:
 
 
 def _spread(rows: list[Row]) -> str:
-    """What the signs of uncertainty in the table cover."""
+    """Return what the measures of uncertainty in the table cover."""
     spread = "± std over seeds, (std) over clients" if any(len(row.seeds) > 1 for row in rows) else "(std) over clients"
     over = {row.difference.over for row in rows if row.difference and row.difference.low is not None}
     if "seeds" in over:

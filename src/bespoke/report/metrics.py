@@ -1,10 +1,10 @@
 """Aggregates of one metric over clients, each derived from recorded sums and weights.
 
-Client i's value is sums[i] / weights[i]: right answers over rows for accuracy, squared errors over rows for the mean
-squared error. A metric may have several entries (one per class, say); its value is then the mean of the entries'
+Client i's value is sums[i] / weights[i]: correct answers over rows for accuracy, squared errors over rows for the mean
+squared error. A metric may have several entries, for example one per class; its value is then the mean of the entries'
 ratios, over the entries with a positive weight. Clients for whom no entry has a positive weight enter no aggregate;
-they are counted as `excluded`. Clients are ordered by id, and ties go to the lower id. A value that is not defined
-(the spread of one client) or not finite is None.
+they are counted as `excluded`. Clients are ordered by id, and ties go to the lower id. An undefined value (the spread
+of one client) or a non-finite one is None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scores:
-    """One metric of M clients, V entries each, in the order of the clients' ids; NaN where a number is not known."""
+    """One metric of M clients, V entries each, in the order of the clients' ids; NaN marks an unknown number."""
 
     clients: list[Any]  # [M]
     rows: NDArray[np.int64]  # [M]
@@ -53,7 +53,7 @@ class Scores:
         return Scores([self.clients[i] for i in places], self.rows[keep], self.sums[:, keep], self.weights[:, keep])
 
     def values(self) -> Floats:
-        """Return every client's value, [M]; NaN where it is not defined or not known."""
+        """Return every client's value, [M]; NaN if it is undefined or unknown."""
         return _ratio(self.sums, self.weights)
 
     def pooled(self) -> float | None:
@@ -65,8 +65,8 @@ class Scores:
 
 
 def _ratio(sums: Floats, weights: Floats) -> Floats:
-    """The mean over entries of sums / weights where the weight is positive: [V, M] -> [M], NaN if it nowhere is."""
-    counted = weights != 0  # NaN counts, so that what is not known stays so
+    """Return the mean of sums / weights over entries with a positive weight: [V, M] -> [M], NaN if there are none."""
+    counted = weights != 0  # NaN counts, so that unknown values stay unknown
     ratios = np.divide(sums, weights, out=np.zeros_like(sums), where=counted)
     entries = counted.sum(axis=0)
     return np.divide(ratios.sum(axis=0), entries, out=np.full(entries.shape, np.nan), where=entries > 0)
@@ -78,7 +78,7 @@ def _known(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Aggregates:
-    """What `aggregate` returns."""
+    """The aggregates of one metric over clients."""
 
     clients: int  # clients with a positive weight
     excluded: int  # clients without
@@ -87,7 +87,7 @@ class Aggregates:
     std: float | None  # of the clients' values, ddof 1
     std0: float | None  # of the clients' values, ddof 0
     worst10: float | None  # unweighted mean of the worst tenth of the clients' values
-    top10_samples: float | None  # pooled over the tenth of the clients with most rows
+    top10_samples: float | None  # pooled over the tenth of the clients with the most rows
     cv: float | None  # std0 / pooled
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def tenth(clients: int) -> int:
 def aggregate(scores: Scores, higher: bool = True) -> Aggregates:
     """Return every aggregate of a metric; `higher` says whether a larger value is better.
 
-    A client whose value is not finite makes every aggregate that it enters None.
+    A client with a non-finite value makes every aggregate that it enters None.
     """
     own = scores.take(scores.defined)
     values, pooled = own.values(), own.pooled()
@@ -134,7 +134,7 @@ class SeedStatistics(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval, which a single value has not."""
+    """A mean and the ends of its interval, which a single value does not have."""
 
     mean: float
     low: float | None
@@ -160,7 +160,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
 def seed_statistics(values: Sequence[float | None]) -> SeedStatistics:
     """Return mean, std (ddof 1) and standard error of one value per repetition, [R].
 
-    One alone has no spread, and nothing is known where one value is not.
+    A single value has no spread; if one value is unknown, so is everything.
     """
     if not len(values):
         raise ValueError("need at least one value")

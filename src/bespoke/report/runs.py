@@ -37,11 +37,11 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def find_runs(paths: Paths) -> list[RunFolder]:
-    """Return the run folders at `paths` (one or several) or at most two levels below, each once, in that order."""
+    """Return the run folders at `paths` (one or several) or at most two levels below, each once, in order."""
     found: dict[Path, RunFolder] = {}
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not len(given):
-        raise UserError("no folder is given; give run folders or folders that contain them")
+        raise UserError("no folder was given; give run folders or folders that contain them")
     for path in map(Path, given):
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; give run folders or folders that contain them")
@@ -62,14 +62,14 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the dotted keys whose values are not the same in all configs, with the values as text."""
+    """Return the dotted keys whose values differ between configs, with the values as text."""
     flat = [_flatten(config) for config in configs]
     shown = {key: [str(f.get(key, "unset")) for f in flat] for key in dict.fromkeys(k for f in flat for k in f)}
     return {key: values for key, values in shown.items() if len(set(values)) > 1}
 
 
 def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
-    """Return `{label: {seed: run}}` of the runs at `paths`, and warnings on runs left out.
+    """Return `{label: {seed: run}}` of the runs at `paths`, and warnings about runs left out.
 
     A label is the method's name, followed by the settings in which runs of one method differ.
     """
@@ -110,7 +110,7 @@ def view_of(run: RecordedRun, view: str | None) -> str:
 
 
 def metric_of(groups: Groups, metric: str | None) -> tuple[str, bool]:
-    """Return `metric` or the runs' common headline metric, which all must have recorded, and if larger is better."""
+    """Return `metric` or the runs' headline metric, which all must have recorded, and whether larger is better."""
     runs = [run for seeds in groups.values() for run in seeds.values()]
     if metric is None:
         named = {run.evaluations.metric: run for run in runs}

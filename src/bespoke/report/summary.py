@@ -1,8 +1,8 @@
-"""What the records of one run say: the metrics of every evaluation, and the summary of them.
+"""The metrics of every evaluation in one run's records, and their summary.
 
 Three selections, never mixed: `last` is the last evaluated round; `best_val` the evaluated round with the best
 pooled validation value of the headline metric, reported on its test rows; `best_test` the one with the best pooled
-test value, an oracle. A best is one round for all clients of the training population, the first on ties.
+test value, an oracle. A best round is the same for all clients of the training population, the first on ties.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Line = dict[str, Any]  # of a record file
 
 
 class Headline(NamedTuple):
-    """What is shown first of an evaluation: a view, a metric, and for every metric whether larger is better."""
+    """What to show first of an evaluation: a view, a metric, and whether larger is better for each metric."""
 
     view: str
     metric: str
@@ -47,7 +47,7 @@ class Headline(NamedTuple):
 def headline(row: Line, lines: Sequence[Line]) -> Headline | None:
     """Return the headline of a round from its lines of `rounds.jsonl` and `clients.jsonl`; None without the latter.
 
-    A record that does not name it is of a classification, and its headline view is the one listed first.
+    A record that does not name it is of a classification, and its headline view is listed first.
     """
     if not lines:
         return None
@@ -75,7 +75,7 @@ class _Block:
         self.metrics: dict[str, list[Any]] = {}  # [sum, weight] or None by place
 
     def add(self, line: Line) -> bool:
-        """Take a line; False if its client is there already."""
+        """Add a line; return False if its client is already there."""
         key = (line["group"] == "new", line["client"])
         if key in self.places:
             return False
@@ -99,7 +99,7 @@ class Evaluations:
     """The evaluations of one run, read once from its records.
 
     `views` lists the views that have test rows, the headline first; `metric` is the headline metric, `higher` says
-    for every recorded metric whether larger is better. What the last evaluated round says holds.
+    for each recorded metric whether larger is better. The last evaluated round decides.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -147,7 +147,7 @@ class Evaluations:
     def summary(self, view: str, number: int) -> dict[str, Any]:
         """Return the aggregates of every group present in one evaluated round, on the test rows.
 
-        Those of the headline metric are `{group: aggregates}`, those of the others `{"metrics": {name: {group: ...}}}`.
+        Those of the headline metric are `{group: aggregates}`, the others `{"metrics": {name: {group: ...}}}`.
         """
         found: dict[str, dict[str, Any]] = {}
         for metric, higher in self.higher.items():
@@ -205,7 +205,7 @@ def pick(
     select: str = "last",
     group: str = "all",
 ) -> dict[str, Any]:
-    """Return the aggregates of a metric in a summary, default the headline's; empty if no such client was evaluated."""
+    """Return the aggregates of a metric in a summary, by default the headline's; empty if no client was evaluated."""
     metric, view = metric or summary["metric"], view or summary["headline"]
     if view is None:
         return {}

@@ -24,12 +24,12 @@ class Difference:
     mean: float
     low: float | None
     high: float | None
-    over: str  # what was paired and the interval covers: clients or seeds
+    over: str  # what was paired, and what the interval covers: clients or seeds
     pairs: int
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
-    """Return rows of cells as lines of columns two blanks apart; the columns in `right` are aligned to the right."""
+    """Return rows of cells as lines with columns two spaces apart; the columns in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Methods side by side; `print`, `table`, `text`, `markdown` and `as_dict` show the same."""
+    """Methods side by side; `print`, `table`, `text`, `markdown` and `as_dict` show the same numbers."""
 
     rows: tuple[Row, ...]
     baseline: str
@@ -69,7 +69,7 @@ class Comparison:
     select: str
     title: str
     scope: str  # whose values: metric, clients, model, round, seeds
-    spread: str  # what the signs of uncertainty cover
+    spread: str  # what the measures of uncertainty cover
     warnings: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class Comparison:
         return header, rows
 
     def _best(self) -> set[tuple[int, int]]:
-        """The (row, column) of the best value in each column of the metric."""
+        """Return the (row, column) of the best value in each column of the metric."""
         sign = 1.0 if self.higher else -1.0
         found = [[row.mean.mean, row.pooled.mean, row.worst10.mean] for row in self.rows]
         columns = np.array([[-np.inf if v is None else sign * v for v in values] for values in found])

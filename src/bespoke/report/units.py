@@ -1,4 +1,4 @@
-"""How values of a metric are written: shares in percent, everything else as plain numbers."""
+"""How a metric's values are written: shares in percent, everything else as plain numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHARES = {"accuracy", "auc", "auroc", "f1", "precision", "recall"}  # last word 
 
 @dataclass(frozen=True)
 class Unit:
-    """A value is written times `scale`, in the format `code`; `sign` follows where it stands alone."""
+    """How to write a value: times `scale`, in the format `code`, followed by `sign` if it stands alone."""
 
     scale: float
     code: str
@@ -28,11 +28,11 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """`in %` or nothing, to follow the metric's name."""
+        """The suffix of the metric's name: `in %` or nothing."""
         return " in %" if self.sign else ""
 
     def text(self, value: float | None, plus: bool = False) -> str:
-        """Return the number alone; `plus` marks positive ones too, and `-` stands for a value that is not known."""
+        """Return the number alone; `plus` also marks positive numbers, and `-` stands for an unknown value."""
         return "-" if value is None else f"{self.scale * value:{'+' if plus else ''}{self.code}}"
 
 

@@ -1,4 +1,4 @@
-"""From an experiment, or from one's own data and model, to a run: what to build, and on what."""
+"""From an experiment, or from your own data and model, to a run: what to build, and on which device."""
 
 import copy
 import hashlib
@@ -35,16 +35,16 @@ BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
 
 
 class Options(TypedDict, total=False):
-    """How a run is carried out, which is no part of the experiment: what :func:`run` and :func:`federate` share."""
+    """How a run is carried out, which is not part of the experiment; shared by :func:`run` and :func:`federate`."""
 
-    backend: str  # batched: a cohort at once; loop: one client after another; auto: as suits the device
+    backend: str  # batched: a cohort at once; loop: one client after another; auto: chosen by the device
     device: str  # cpu, cuda or auto
-    precision: str  # of products of matrices on CUDA: fp32, tf32, or bf16, which the shipped models know and auto takes
+    precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
     states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
-    resume: bool  # continue from the newest sound checkpoint in the folder
+    resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
     checkpoint_every: int  # rounds
-    stop: Callable[[], bool]  # asked after every round whether to stop there
+    stop: Callable[[], bool]  # called after every round; True stops the run there
     about: dict[str, Any]  # added to environment.json
 
 
@@ -69,7 +69,7 @@ def _check_arguments(call: str, given: Collection[str], known: Collection[str]) 
 
 
 def pick_backend(backend: str, device: torch.device) -> str:
-    """``auto`` runs a cohort at once on CUDA, and one client after another on the CPU, where that is never slow."""
+    """Choose the backend; ``auto`` is ``batched`` on CUDA and ``loop`` on the CPU, where that is never slow."""
     if backend == "auto":
         return "batched" if device.type == "cuda" else "loop"
     if backend not in BACKENDS:
@@ -78,7 +78,7 @@ def pick_backend(backend: str, device: torch.device) -> str:
 
 
 def pick_precision(precision: str, device: torch.device, dtype: torch.dtype) -> str:
-    """``auto`` is bf16 on a CUDA device that has it, unless torch computes in another type than float32; else fp32."""
+    """Choose the precision; ``auto`` is bf16 on a CUDA device that has it if torch computes in float32, else fp32."""
     if precision == "auto":
         able = device.type == "cuda" and dtype == torch.float32 and torch.cuda.get_device_capability(device) >= (8, 0)
         return "bf16" if able else "fp32"
@@ -86,7 +86,7 @@ def pick_precision(precision: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def pick_device(device: str) -> torch.device:
-    """``auto`` is CUDA where there is some, else the CPU; of several processes each takes a GPU of its own."""
+    """Choose the device; ``auto`` is CUDA if available, else the CPU. Of several processes each takes its own GPU."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -98,7 +98,7 @@ def pick_device(device: str) -> torch.device:
     if picked == torch.device("cuda") and processes.world() > 1:
         picked = processes.own_gpu()
     elif picked.type == "cuda" and processes.world() > 1:
-        raise UserError(f"each of {processes.world()} processes takes a GPU of its own: use cuda instead of {device}")
+        raise UserError(f"each of {processes.world()} processes takes its own GPU: use cuda instead of {device}")
     if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count() or "no"
         raise UserError(f"device {device} was asked for, but torch sees {seen} CUDA devices here: use cpu or auto")
@@ -119,7 +119,7 @@ def _assemble(
     if method.needs_classes and not objective.classes:
         free = ", ".join(name for name in ALGORITHMS if not method_class(name).needs_classes)
         raise UserError(
-            f"{experiment.algorithm_name} needs classes, which the objective {objective.name!r} has not: "
+            f"{experiment.algorithm_name} needs classes, which the objective {objective.name!r} does not have: "
             f"use one of {free}"
         )
     rows = pool.train.client(0)[:4]
@@ -159,7 +159,7 @@ def _init_key(seed: int) -> Tensor:
 
 
 def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
-    """The pool with targets as the objective takes them."""
+    """Return the pool with targets as the objective takes them."""
     if objective.classes and not pool.num_classes:
         raise UserError(
             f"the objective {objective.name!r} needs class numbers, and the data has other targets: give whole "
@@ -177,14 +177,14 @@ def run(
     out: str | Path | None = None,
     **options: Unpack[Options],
 ) -> Run:
-    """Run an experiment, or the one in a file or of a shipped name, and return its records and models.
+    """Run an experiment, given as an object, a file or a shipped name, and return its records and models.
 
     ``out`` is the run's folder; without one, the records live as long as the returned object. The other arguments
     are those of :class:`Options`, such as ``device="cpu"`` or ``resume=True``. A module that the experiment names,
     as in ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so.
 
     Under ``torchrun`` the clients are spread over its processes; the first one keeps the records and calls
-    ``callbacks``, and every one returns the whole result.
+    ``callbacks``, and each returns the whole result.
     """
     _check_arguments("run", options, _DEFAULTS)
     chosen = _DEFAULTS | options
@@ -224,16 +224,16 @@ def federate(
     patience: int = 0,
     **settings: Any,
 ) -> Run:
-    """Train a personal model for each of one's own clients.
+    """Train a personal model for each of your own clients.
 
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
-    ``model`` any module whose sub-module ``head`` maps features to outputs, its weights being the common
-    start. ``objective`` is ``classification``, ``regression``, ``multilabel`` or an :class:`Objective` of your own, and
-    ``metrics`` are recorded instead of its own, the first as the headline: names, or a dict of :class:`Metric`.
-    ``num_classes`` defaults to the largest label plus one. With ``evaluate_every`` the clients are evaluated
-    every so many rounds; ``patience`` stops the run after so many evaluations without a better validation value.
-    ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` that
-    :func:`run` takes as well; ``out`` is as there.
+    ``model`` any module whose sub-module ``head`` maps features to outputs; its weights are the common
+    start. ``objective`` is ``classification``, ``regression``, ``multilabel`` or your own :class:`Objective`, and
+    ``metrics`` replace those it records, the first as the headline: names, or a dict of :class:`Metric`.
+    ``num_classes`` defaults to the largest label plus one. ``evaluate_every`` is the number of rounds between
+    evaluations; ``patience`` stops the run after this many evaluations without a better validation value.
+    ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
+    :func:`run`; ``out`` is as there.
     """
     processes.join()
     if not isinstance(model, nn.Module):
@@ -300,14 +300,14 @@ def _carry_out(
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:
-    """Return what the record says of an objective; one that trains by other losses than the known one is the user's."""
+    """Return an objective's entry in the record; one with other losses than the known one of its name is the user's."""
     known = OBJECTIVES.get(objective.name)
     listed = known is not None and known.row_losses is objective.row_losses
     return ObjectiveSettings(objective.name if listed else f"own:{objective.name}", tuple(objective.metrics))
 
 
 def _digest(*parts: Any) -> str:
-    """What tells one's own data or model from another's, for the experiment's hash."""
+    """Return a hash that identifies the user's data or model in the experiment's hash."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):

@@ -24,7 +24,7 @@ KEEP = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that is needed to go on: the server, every client that took part, and where the records stood."""
+    """Everything needed to continue: the server, every client that took part, and the length of the records."""
 
     round: int
     server: Tree
@@ -37,7 +37,7 @@ def _digest(content: bytes) -> str:
 
 
 def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
-    """Write a checkpoint into ``folder`` and remove all others but the one before it."""
+    """Write a checkpoint into ``folder`` and remove all others except the one before it."""
     flat = {n: t.detach().cpu().contiguous().clone() for n, t in tree.flatten(checkpoint.server).items()}
     content = safetensors.torch.save(flat)
     manifest = {
@@ -51,7 +51,7 @@ def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
     stem = f"{checkpoint.round:06d}"
     write_atomic(folder / f"{stem}.safetensors", content)
     write_atomic(folder / f"{stem}.json", json.dumps(manifest | {"manifest": _digest(_canonical(manifest))}))
-    # What lies ahead of this round was passed over as damaged, or its writing was cut short.
+    # Anything beyond this round was skipped as damaged, or its writing was interrupted.
     kept = sorted(path for path in folder.glob("*.json") if path.stem <= stem)[-KEEP:]
     needed = {name for path in kept for name in (path.name, f"{path.stem}.safetensors", *_states_named(path))}
     for suffix in ("json", "safetensors"):  # a checkpoint ends with its manifest
@@ -61,7 +61,7 @@ def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
 
 
 def _states_named(path: Path) -> list[str]:
-    """The files of states that a manifest needs: none, if it is damaged."""
+    """Return the state files that a manifest needs; none if it is damaged."""
     try:
         return [entry["file"] for entry in _manifest(path)["states"]]
     except (OSError, ValueError, KeyError):
@@ -80,13 +80,13 @@ def _canonical(manifest: dict[str, Any]) -> bytes:
 
 
 def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint, and a sentence for each damaged one that was passed over."""
+    """Return the newest intact checkpoint, and a sentence for each damaged one that was skipped."""
     damaged: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             return _load(path, device), damaged
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-            damaged.append(f"checkpoint {path} is damaged ({error}) and was passed over")
+            damaged.append(f"checkpoint {path} is damaged ({error}) and was skipped")
     return None, damaged
 
 
@@ -99,7 +99,7 @@ def _load(path: Path, device: torch.device | str) -> Checkpoint:
         with path.with_name(entry["file"]).open("rb") as file:
             if entry["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
                 raise ValueError(f"the checksum of {entry['file']} does not match")
-    # Cloned, because views into one buffer are aligned otherwise than tensors of their own, and on some
+    # Cloned, because views into one buffer are aligned differently from separate tensors, and on some
     # machines the last bit of a matrix product depends on that.
     loaded = safetensors.torch.load(content)
     flat = {n: loaded[n].clone().to(device) for n in manifest["names"]}

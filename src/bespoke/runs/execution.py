@@ -1,4 +1,4 @@
-"""One run in its folder: begun or gone on with, recorded round by round, and described when it is done."""
+"""One run in its folder: start or resume it, record each round, and summarise it at the end."""
 
 import platform
 import shutil
@@ -38,10 +38,10 @@ def execute(
     callbacks: Sequence[Callable[[Event], None]],
     about: dict[str, Any],
 ) -> Run:
-    """Run or resume an experiment in the folder ``out``, or a temporary one; of several processes in all of them.
+    """Run or resume an experiment in the folder ``out``, or a temporary one; every process of a run calls this.
 
-    ``described`` is added to what ``federation.json`` says of the data, ``about`` to ``environment.json``; ``stop()``
-    is asked after each round.
+    ``described`` is added to the description of the data in ``federation.json``, ``about`` to ``environment.json``;
+    ``stop()`` is called after each round.
     """
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
@@ -52,7 +52,7 @@ def execute(
     if folder.holds_run():
         if not resume:
             raise UserError(
-                f"{folder.path} already holds a run: add --resume to go on with it, or choose another folder with --out"
+                f"{folder.path} already holds a run: add --resume to continue it, or choose another folder with --out"
             )
         found, notes = _find_start(experiment, folder, federation)
         if found is not None:
@@ -60,7 +60,7 @@ def execute(
         offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
     store.open(checkpoints, found.states if found else ())
     environment = _environment(federation, experiment) | about
-    processes.wait()  # nothing is written before every process has read what was there
+    processes.wait()  # nothing is written before every process has read the folder
     if processes.first():
         RunFolder.create(checkpoints)
         folder.truncate(offsets)
@@ -73,7 +73,7 @@ def execute(
         files = store.flush()
         if processes.first():
             save(checkpoints, Checkpoint(round, server, files, folder.offsets()), experiment.hash())
-        processes.wait()  # files that no checkpoint names are removed before any process writes another
+        processes.wait()  # files that no checkpoint names are removed before any process writes new ones
 
     records = folder if processes.first() else _Reader(folder)
     server = recorded(
@@ -101,7 +101,7 @@ def execute(
 
 @dataclass(frozen=True)
 class _Reader:
-    """The records in a process that is not the first: they are read here, and written there."""
+    """The records in a process other than the first: reading works, and only the first one writes."""
 
     folder: RunFolder
 
@@ -116,19 +116,19 @@ class _Reader:
 
 
 def _folder(out: str | Path | None) -> RunFolder:
-    """The run's folder, made by the first process and seen by all."""
+    """Return the run's folder, which the first process makes and all see."""
     made = (_temporary_folder() if out is None else RunFolder.create(out)) if processes.first() else None
     path = processes.from_first(str(made.path) if made else None)
     folder = made or RunFolder(path)
     if not folder.path.is_dir():
         raise UserError(
-            f"process {processes.rank()} does not see the folder {folder.path}: put it where all processes do"
+            f"process {processes.rank()} does not see the folder {folder.path}: choose one that all processes share"
         )
     return folder
 
 
 def _temporary_folder() -> RunFolder:
-    """A folder that is removed when nobody holds it any longer."""
+    """Make a folder that is removed once nothing refers to it."""
     folder = RunFolder.create(tempfile.mkdtemp(prefix="bespoke-"))
     weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
     return folder
@@ -137,7 +137,7 @@ def _temporary_folder() -> RunFolder:
 def _find_start(
     experiment: Experiment, folder: RunFolder, federation: Federation
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from, after making sure that it is this experiment's."""
+    """Return the checkpoint to continue from, after checking that it belongs to this experiment."""
     stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
     if stored.hash() != experiment.hash():
         raise UserError(
@@ -147,19 +147,19 @@ def _find_start(
     found, notes = load_newest(folder.path / "checkpoints", federation.task.device)
     rounds, done = experiment.training.rounds, found.round if found else 0
     if rounds < done:
-        raise UserError(f"{folder.path} has done {done} rounds already: set training.rounds to {done} or more")
+        raise UserError(f"{folder.path} has already done {done} rounds: set training.rounds to {done} or more")
     if experiment.training.full_last and done == stored.training.rounds != rounds:
         raise UserError(
-            f"{folder.path} has finished with a last round of all clients, so it cannot be made longer: "
+            f"{folder.path} has finished with a last round of all clients, so it cannot be extended: "
             f"run {rounds} rounds in another folder"
         )
     if found is None:
-        notes = [*notes, f"{folder.path} holds no sound checkpoint: started over from round 1"]
+        notes = [*notes, f"{folder.path} holds no intact checkpoint: started again from round 1"]
     return found, notes
 
 
 def _difference(stored: Experiment, experiment: Experiment) -> str:
-    """The first setting in which two experiments differ."""
+    """Return the first setting in which two experiments differ."""
     there, here = stored.tables(), experiment.tables()
     if there["seed"] != here["seed"]:
         return f"seed is {there['seed']} there and {here['seed']} here"
@@ -208,13 +208,13 @@ def _environment(federation: Federation, experiment: Experiment) -> dict[str, An
 
 
 def _device_seconds(clients: Clients) -> dict[str, Any]:
-    """Return where the device's time went, if it is counted."""
+    """Return the device's seconds by phase, if they are counted."""
     seconds = {name: round(s, 3) for name, s in clients.timings().items()}
     return {"device_seconds": seconds} if seconds else {}
 
 
 def _git_hash() -> str | None:
-    """The commit of the source tree that runs, if it is a checkout."""
+    """Return the commit of the running source tree, if it is a checkout."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None

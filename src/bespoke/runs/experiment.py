@@ -42,7 +42,7 @@ _NAMED: tuple[tuple[str, str, Registry[Any]], ...] = (  # settings that may name
     ("model", "name", MODELS),
     ("objective", "name", OBJECTIVES),
 )
-_KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+_KINDS = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Experiment:
     training: Training = field(default_factory=Training)
     evaluation: Evaluation = field(default_factory=Evaluation)
     seed: int = 0
-    algorithm_name: str = ""  # set by itself
+    algorithm_name: str = ""  # set automatically
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    folder: str = field(default="", compare=False)  # of the file it was read from, where its relative paths start
+    folder: str = field(default="", compare=False)  # of the file it was read from; relative paths start there
 
     def __post_init__(self) -> None:
-        """Turn a name into a method, and check every table and what they mean together."""
+        """Turn a name into a method, and check every table and their combination."""
         name, method = self.algorithm_name, self.algorithm
         if isinstance(method, str):
             name, method = method, read_algorithm({"name": method}, "Experiment(algorithm=...)")
@@ -87,14 +87,14 @@ class Experiment:
     @property
     def method(self) -> Algorithm:
         """The method itself."""
-        assert isinstance(self.algorithm, Algorithm)  # __post_init__ has seen to it
+        assert isinstance(self.algorithm, Algorithm)  # ensured by __post_init__
         return self.algorithm
 
     def located(self) -> tuple[DataSettings, ModelSettings]:
-        """Return data and model with the paths of files as they are seen from the working directory.
+        """Return data and model with the paths of files as seen from the working directory.
 
-        A relative path starts in the folder of the file that the experiment was read from if something lies there,
-        else in the working directory. The experiment, and so its hash, keeps the path as it was written.
+        A relative path starts in the folder of the file that the experiment was read from if something is there,
+        else in the working directory. The experiment, and so its hash, keeps the path as written.
         """
 
         def seen(path: str) -> str:
@@ -105,13 +105,13 @@ class Experiment:
         return data, dataclasses.replace(self.model, vectors=seen(self.model.vectors))
 
     def import_modules(self) -> None:
-        """Import the modules that name the data set, the partition or the model; the method is there already."""
+        """Import the modules that hold the data set, the partition or the model; the method is already imported."""
         for table, key, registry in _NAMED:
             if table in _TABLES:
                 registry.import_path(getattr(getattr(self, table), key), f"[{table}] {key}")
 
     def tables(self) -> dict[str, Any]:
-        """The experiment as plain values: what ``config.toml`` holds."""
+        """Return the experiment as plain values, as in ``config.toml``."""
         return {
             "seed": self.seed,
             "data": dataclasses.asdict(self.data),
@@ -123,15 +123,15 @@ class Experiment:
         }
 
     def toml(self) -> str:
-        """The experiment as TOML text."""
+        """Return the experiment as TOML text."""
         return to_toml(self.tables())
 
     def hash(self) -> str:
-        """What makes two runs the same: data, model, objective, algorithm, training without ``rounds``, and seed.
+        """Return the hash of what identifies a run: data, model, objective, algorithm, training, and seed.
 
-        A run may be lengthened or moved to another device, not changed. Where the schedule runs over all
-        rounds, its length is part of the training. Metrics do not count, and classification counts as no objective,
-        so that runs from before there were others keep their hash.
+        ``rounds`` is left out, so that a run may be extended, unless a schedule depends on it. The device and the
+        metrics do not count, and classification counts as no objective, so that runs from before there were others
+        keep their hash.
         """
         tables = self.tables()
         del tables["evaluation"], tables["training"]["rounds"], tables["objective"]
@@ -146,20 +146,20 @@ class Experiment:
 
 
 def experiments_folder() -> Path:
-    """The shipped experiments: inside the installed package, or at the root of a checkout."""
+    """Return the folder of the shipped experiments: in the installed package, or at the root of a checkout."""
     inside = Path(__file__).parents[1] / "experiments"
     return inside if inside.is_dir() else Path(__file__).parents[3] / "experiments"
 
 
 def shipped() -> dict[str, Path]:
-    """The shipped experiments by name."""
+    """Return the shipped experiments by name."""
     root = experiments_folder()
     paths = [p for p in sorted(root.rglob("*.toml")) if p.parent.name != "algorithms"]
     return {p.relative_to(root).with_suffix("").as_posix(): p for p in paths}
 
 
 def find(name: str) -> Path:
-    """An experiment file by path, or by the name of a shipped one."""
+    """Find an experiment file by path, or by the name of a shipped one."""
     path = Path(name)
     if path.is_file():
         return path
@@ -170,7 +170,7 @@ def find(name: str) -> Path:
     hint = f" (did you mean {meant[0]!r}?)" if meant else closest(name, named)
     raise UserError(
         f"there is no experiment file {name!r} and no shipped experiment of that name{hint}; "
-        f"shipped are {', '.join(named)}"
+        f"the shipped ones are {', '.join(named)}"
     )
 
 
@@ -181,11 +181,11 @@ def load(
     seed: int | None = None,
     any_method: bool = False,
 ) -> tuple[Experiment, str]:
-    """Read an experiment, and say where its method's settings come from.
+    """Read an experiment, and return it with the source of its method's settings.
 
-    With ``algorithm``, the file ``algorithms/NAME.toml`` beside the experiment gives that method's settings
-    (and what it changes in ``[training]``); without such a file the method's defaults hold.
-    ``overrides`` are ``table.key=value`` and win over both. A method that is named by its module path is imported,
+    With ``algorithm``, the file ``algorithms/NAME.toml`` next to the experiment gives that method's settings
+    (and its changes to ``[training]``); without such a file the method's defaults apply.
+    ``overrides`` are ``table.key=value`` and override both. A method named by its module path is imported,
     which runs that module's code; with ``any_method`` no method is read, and the experiment has FedAvg instead.
     """
     path = find(str(name))
@@ -226,7 +226,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables ``[algorithm]`` and ``[training]`` of an experiment as a method's own file changes them."""
+    """Return an experiment's ``[algorithm]`` and ``[training]`` tables as changed by a method's own file."""
     extra = _parse(path)
     _check_tables(extra, ("algorithm", "training"), str(path))
     method = {"name": algorithm} | extra.get("algorithm", {})
@@ -257,7 +257,7 @@ def _override(tables: dict[str, Any], text: str) -> None:
     kind = _TABLES[table] if table in _TABLES else type(ALGORITHMS.find(before.get("name"), where)())
     parsed = _value(value)
     if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
-        parsed = value  # digits may be a text
+        parsed = value  # digits may be a string
     _read_fields({key: parsed}, kind, f"{where}: [{table}]")
     tables[table] = before | {key: parsed}
 
@@ -268,7 +268,7 @@ def tables_with(key: str) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    """A TOML value; a bare word is a text, and a number may begin or end with its point."""
+    """Parse a TOML value; a bare word is a string, and a number may begin or end with its point."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -284,9 +284,9 @@ def _check_tables(tables: dict[str, Any], known: Sequence[str], where: str) -> N
 
 
 def from_tables(tables: dict[str, Any], where: str, method: Algorithm | None = None) -> Experiment:
-    """Check plain values and make an experiment of them; ``where`` is named in every complaint.
+    """Check plain values and make an experiment from them; every error message names ``where``.
 
-    ``method`` stands for a name that is not listed.
+    ``method`` is used for a name that is not listed.
     """
     parts = _read_tables(tables, where, method)
     try:
@@ -311,7 +311,7 @@ def _read_tables(tables: dict[str, Any], where: str, method: Algorithm | None = 
 
 
 def read_algorithm(table: dict[str, Any], where: str) -> Algorithm:
-    """A method from its name and fields."""
+    """Make a method from its name and fields."""
     if "name" not in table:
         raise UserError(f"{where} needs a name, one of {', '.join(ALGORITHMS)}")
     method = ALGORITHMS.find(table["name"], where)()
@@ -320,7 +320,7 @@ def read_algorithm(table: dict[str, Any], where: str) -> Algorithm:
 
 
 def name_of(method: Algorithm) -> str:
-    """The name under which a method is listed: of several, the one whose settings are nearest."""
+    """Return the name under which a method is listed; of several, the one with the closest settings."""
     listed = {name: factory() for name, factory in ALGORITHMS.items()}
     names = [name for name, made in listed.items() if type(made) is type(method)]
     if not names:
@@ -345,7 +345,7 @@ def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str
 
 
 def _checked(settings: Any, kind: type[Any], where: str) -> Any:
-    """A table with every value in its field's own type, so that equal settings have equal hashes."""
+    """Return a table with every value in its field's own type, so that equal settings have equal hashes."""
     if not isinstance(settings, kind):
         raise UserError(f"{where} must be a {kind.__name__}, not {settings!r}")
     fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(kind) if f.init}
@@ -359,7 +359,7 @@ def _seed(value: Any, where: str) -> int:
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
-    """A value of the field's type; a whole number may stand for a floating one, nothing else is converted."""
+    """Return a value of the field's type; a whole number may stand for a float, nothing else is converted."""
     if kind in (int, float) and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return kind(value)
     if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -381,7 +381,7 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def to_toml(tables: dict[str, Any]) -> str:
-    """Plain values and one level of tables as TOML text."""
+    """Write plain values and one level of tables as TOML text."""
     lines = [f"{k} = {_literal(v)}" for k, v in tables.items() if not isinstance(v, dict)]
     for name, table in tables.items():
         if isinstance(table, dict):
@@ -400,7 +400,7 @@ def _literal(value: Any) -> str:
 
 
 def describe(kind: type[Any]) -> list[tuple[str, Any, str]]:
-    """(key, default, meaning with allowed values) of each field of a table, for help pages."""
+    """Return (key, default, meaning with allowed values) of each field of a table, for help pages."""
     rows = []
     for f in dataclasses.fields(kind):
         rule = allowed(f)

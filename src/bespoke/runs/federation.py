@@ -16,24 +16,24 @@ from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 
-EVALUATED_AT_ONCE = 1000  # clients: bounds the memory of what is sent to each of them and of their scores
+EVALUATED_AT_ONCE = 1000  # clients: bounds the memory for their messages and scores
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The ``[evaluation]`` table: when to look, and which number to show first."""
+    """The ``[evaluation]`` table: when to evaluate, and which number to show first."""
 
-    every: int = knob(0, "evaluate all clients every so many rounds; 0 = after the last round only", low=0)
+    every: int = knob(0, "rounds between evaluations of all clients; 0 = after the last round only", low=0)
     when: str = knob(
         "aggregated",
-        "after aggregation, or this round's participants before it with what they just trained",
+        "after aggregation, or before it, for this round's participants with what they just trained",
         choices=("aggregated", "local"),
     )
     adapt_rounds: int = knob(1, "rounds of adaptation for a client that never took part", low=0)
-    adapt_epochs: int = knob(0, "epochs of such a round where the method sets none; 0 = as in training", low=0)
+    adapt_epochs: int = knob(0, "epochs of such a round if the method sets none; 0 = as in training", low=0)
     metric: str = knob("pooled", "value shown while running", choices=("pooled", "mean"))
     select: str = knob("last", "round shown by compare", choices=("last", "best_val", "best_test"))
-    patience: int = knob(0, "stop after so many evaluations without a better validation value; 0 = never", low=0)
+    patience: int = knob(0, "stop after this many evaluations without a better validation value; 0 = never", low=0)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Round:
     number: int
     cohort: Sequence[int]
     shared: Tree  # what every client of the cohort was sent
-    own: Tree  # what each was sent beside it, leaves (K, ...)
+    own: Tree  # what each was sent in addition, leaves (K, ...)
     trained: Trained
     server: Tree  # the new state
     note: str  # what a reader should know, or empty
@@ -73,7 +73,7 @@ class Federation:
     training: Training
     evaluation: Evaluation
     seed: int
-    inside: Inspectable | None = None  # the same clients, where one may look into them
+    inside: Inspectable | None = None  # the same clients, if they may be inspected
 
     @staticmethod
     def simulated(
@@ -100,9 +100,9 @@ class Federation:
         return rng.key(self.seed)
 
     def inspect(self) -> Inspectable:
-        """Return the clients of a simulation; those of a real federation are refused."""
+        """Return the clients of a simulation; refuse those of a real federation."""
         if self.inside is None:
-            raise UserError("these clients cannot be looked into: only a simulation has personal models and probes")
+            raise UserError("these clients cannot be inspected: only a simulation has personal models and probes")
         return self.inside
 
     def start(self) -> Tree:
@@ -115,9 +115,9 @@ class Federation:
     ) -> Iterator[Round]:
         """Yield the rounds from ``first`` to the last, each after its aggregation.
 
-        ``server`` is the state before round ``first``; ``cohort(round)`` names the clients of a round, by default
-        those that the seed draws. Nothing of a round but the server's state is kept here: whoever wants the memory
-        of the uploads back drops the round before asking for the next. Several processes advance together.
+        ``server`` is the state before round ``first``; ``cohort(round)`` returns the clients of a round, by default
+        those that the seed draws. Only the server's state is kept here: to free the memory of the uploads, drop the
+        round before asking for the next. Several processes advance together.
         """
         server = self.start() if server is None else server
         for number in range(first, self.training.rounds + 1):
@@ -141,7 +141,7 @@ class Federation:
         return Round(number, cohort, shared, own, trained, server, note, seconds)
 
     def down(self, server: Tree, clients: Sequence[int]) -> tuple[Tree, Tree]:
-        """Return what these clients receive: the part for all, and each one's own (leaves (K, ...))."""
+        """Return what these clients receive: the part for all, and the part for each (leaves (K, ...))."""
         ids = on_device(torch.tensor([c if c < self.num_clients else -1 for c in clients]), self.task.device)
         return self.algorithm.broadcast(server), self.algorithm.tailor(server, ids)
 
@@ -157,12 +157,12 @@ class Federation:
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def due(self, round: int) -> bool:
-        """Return whether a round is evaluated."""
+        """Return whether a round is to be evaluated."""
         every = self.evaluation.every
         return round == self.training.rounds or bool(every and round % every == 0)
 
     def check(self, round: Round) -> None:
-        """Refuse local evaluation of a method whose uploads do not replace what it sends."""
+        """Refuse local evaluation of a method whose uploads do not replace its broadcast."""
         missing = round.shared.keys() - round.uploads.tree.keys()
         if missing and self.evaluation.when == "local":
             raise UserError(
@@ -171,7 +171,7 @@ class Federation:
             )
 
     def evaluate(self, round: Round) -> list[Evaluated]:
-        """Evaluate all clients with the new server; or the participants with what they just trained."""
+        """Evaluate all clients with the new server state, or the participants with what they just trained."""
         if self.evaluation.when == "local":
             return self._evaluate_local(round)
         found: list[Evaluated] = []
@@ -196,7 +196,7 @@ class Federation:
         return "train" if self.clients.took_part(client) else "unseen"
 
     def headline(self, evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-        """Return the view and the metric to show first, and for every metric whether larger is better."""
+        """Return the view and the metric to show first, and whether larger is better for each metric."""
         metrics = self.task.objective.metrics
         higher = {name: metric.higher for name, metric in metrics.items()}
         return {"view": evaluated[0].view, "metric": next(iter(metrics)), "higher": higher}

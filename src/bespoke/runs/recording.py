@@ -32,7 +32,7 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class Event:
-    """What callbacks see after each round."""
+    """What a callback receives after each round."""
 
     round: int
     rounds: int
@@ -55,8 +55,8 @@ def recorded(
 ) -> Tree:
     """Run from round ``first`` to the last, record every round, and return the server's state.
 
-    ``checkpoint(round, server)`` is called every so many rounds and after the last. When ``stop()`` turns true, the
-    round is finished, checkpointed, and the loop ends.
+    ``checkpoint(round, server)`` is called every ``checkpoint_every`` rounds and after the last. When ``stop()``
+    turns true, the round is finished and checkpointed, and the loop ends.
     """
     server = federation.start() if server is None else server
     patience, rounds, saving = federation.evaluation.patience, federation.training.rounds, 0.0
@@ -82,7 +82,7 @@ def recorded(
         saving = clock.lap("checkpoint")
         for callback in callbacks:
             callback(Event(done.number, rounds, row, lines, clock.seconds, server))
-        del done, evaluated  # the uploads' memory, before the next round wants it
+        del done, evaluated  # free the uploads' memory before the next round needs it
         if stopping:
             break
     return server
@@ -137,7 +137,7 @@ class _Clock:
         self._last = time.perf_counter()
 
     def phases(self) -> dict[str, float]:
-        """The columns of timing.jsonl."""
+        """Return the columns of timing.jsonl."""
         return {phase: self.seconds[phase] for phase in ("train", "aggregate", "evaluate")}
 
     def lap(self, phase: str) -> float:
@@ -152,20 +152,20 @@ def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _validation_curve(records: Records) -> list[float | None]:
-    """Return the headline of each evaluated round on validation rows; one round's lines are in memory at a time."""
+    """Return each evaluated round's headline value on validation rows, with one round's lines in memory at a time."""
     rows = {row["round"]: row for row in records.rounds()}
     by_round = groupby(records.clients(), key=itemgetter("round"))
     return [_validation(rows[round], list(lines)) for round, lines in by_round]
 
 
 def _validation(row: dict[str, Any], lines: Sequence[dict[str, Any]]) -> float | None:
-    """Return the pooled headline metric on validation rows, larger for better; None without such rows."""
+    """Return the pooled headline metric on validation rows, signed so that larger is better; None without such rows."""
     shown = headline(row, lines)
     value = shown.scores(lines, "val").pooled() if shown else None
     return value if shown is None or value is None or shown.higher[shown.metric] else -value
 
 
 def _out_of_patience(history: list[float | None], patience: int) -> bool:
-    """Return whether the last ``patience`` evaluations brought nothing better than what was before them."""
+    """Return whether the last ``patience`` evaluations brought no improvement on those before them."""
     curve = [v for v in history if v is not None]
     return bool(patience) and len(curve) > patience and max(curve[-patience:]) <= max(curve[:-patience])

@@ -1,4 +1,4 @@
-"""What comes out of a run: its records, its numbers, and a model for every client."""
+"""The result of a run: its records, its numbers, and a model for every client."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,19 +36,19 @@ class PersonalModel:
     client: int
 
     def logits(self, x: Any) -> Tensor:
-        """Logits (B, C) for examples x (B, ...) in the form the client's own data has."""
+        """Return outputs (B, O) for examples x (B, ...) in the form of the client's own data."""
         with torch.no_grad():
             examples = ready(self.pool, self.task, torch.as_tensor(x), self.client)
             out = self.algorithm.predict(self.task, self.personal, examples)
         return next(iter(out.values())) if isinstance(out, dict) else out
 
     def predict(self, x: Any) -> Tensor:
-        """What the objective makes of the outputs for examples x (B, ...): classes (B,), numbers or labels."""
+        """Predict for examples x (B, ...): classes (B,), numbers or labels, by the objective."""
         return self.task.objective.predictions(self.logits(x))
 
 
 def ready(pool: FederatedData, task: Task, x: Tensor, client: int = 0) -> Tensor:
-    """Raw examples x (B, ...) as a client's model takes them: transformed, in its type, on its device."""
+    """Prepare raw examples x (B, ...) for a client's model: transformed, in its type, on its device."""
     rows = torch.arange(len(x), device=task.device)
     extra = tree.map(lambda t: t[client].to(task.device), pool.extra)
     data = ClientRows(
@@ -84,7 +84,7 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers of the run, derived from its records: see ``bespoke.summarise``."""
+        """The run's numbers, derived from its records: see ``bespoke.summarise``."""
         return summarise(self.folder)
 
     def metric(
@@ -96,7 +96,7 @@ class Run:
         select: str = "last",
         group: str = "all",
     ) -> float:
-        """Return one number of the summary: by default the headline metric pooled over all test rows.
+        """Return one number of the summary, by default the headline metric pooled over all test rows.
 
         ``statistic`` is ``pooled``, ``mean``, ``std``, ``worst10`` or another aggregate over clients; ``view`` a
         prediction (default: the headline), ``select`` the round (``last``, ``best_val``, ``best_test``), ``group``
@@ -109,7 +109,7 @@ class Run:
         if value is None:
             why = f"the {statistic} is not defined or not finite"
             if not found.get("clients"):
-                why = "no client was evaluated on test rows of its own"
+                why = "no client was evaluated on its own test rows"
             raise UserError(f"there is no {name or self.summary['metric'] or 'value'}: {why}")
         return float(value)
 
@@ -120,9 +120,9 @@ class Run:
 
     @cached_property
     def models(self) -> dict[str, PersonalModel]:
-        """The personal model of every client by name, new clients included; made when first asked for.
+        """The personal model of every client by name, new clients included; made on first use.
 
-        In a run of several processes all of them have to ask, and each is given all models.
+        In a run of several processes all of them must ask, and each gets all models.
         """
         everyone = range(self.pool.total_clients)
         algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.inspect()
@@ -138,7 +138,7 @@ class Run:
     def save_models(self) -> Path:
         """Write every personal model as ``models/NAME.safetensors`` in the run's folder.
 
-        What a file's name cannot hold, such as a slash, is written as in an address on the web.
+        Characters that a file name cannot hold, such as a slash, are percent-encoded as in a URL.
         """
         models, folder = self.models, self.folder.path / "models"
         if not processes.first():
