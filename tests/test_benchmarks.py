@@ -219,9 +219,9 @@ def sent(cell, task, params):
     precision = min(WIDTH * (WIDTH + 1) // 2, (OWN - 1) * (WIDTH + 1))
     words = {
         "nothing": 0,
-        "B, a mean and a precision for each class": 4 * (size["B"] + CLASSES * (WIDTH + precision)),
+        "B, a mean and a precision per class": 4 * (size["B"] + CLASSES * (WIDTH + precision)),
         "M - N, nets that make norms": 4 * (size["M"] - size["N"] + 2 * 64 * 33 + size["N"] * 65),
-        "M in 10 bits a number": -(-(10 * size["M"] + 32 * len(params)) // 8) + 4,
+        "M at 10 bits per number": -(-(10 * size["M"] + 32 * len(params)) // 8) + 4,
     }
     if cell in words:
         return words[cell]

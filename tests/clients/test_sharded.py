@@ -497,7 +497,9 @@ def test_an_error_in_one_process_is_told_by_it_and_ends_both(driven):
     case = driven[1]["broken"]
     assert case.codes == [2, 1] and case.seconds < 30
     assert case.said[0] == "", case
-    assert case.said[1].count("Traceback") == 1 and case.said[1].endswith("ArithmeticError: client 3 cannot count\n")
+    where = "This happened in Busy, client 3 (3), round 1."
+    assert case.said[1].count("Traceback") == 1
+    assert case.said[1].endswith(f"ArithmeticError: client 3 cannot count\n{where}\n")
 
 
 def test_a_process_that_is_killed_is_missed_and_the_rest_ends(driven):
