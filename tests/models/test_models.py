@@ -162,7 +162,7 @@ def test_settings_that_a_model_has_not_are_refused(name):
     ("settings", "shape", "sentence"),
     [
         ({"name": "cn"}, GREY, r"no model 'cn' \(did you mean 'cnn'\?\); there are linear, mlp, cnn"),
-        ({"norm": "batch"}, GREY, 'norm = "batch" is not offered.*use norm = "group"'),
+        ({"norm": "batch"}, GREY, 'norm = "batch" is not available.*use norm = "group"'),
         ({"name": "linear", "norm": "batch"}, GREY, 'use norm = "group"'),
         (
             {"norm": "grup"},

@@ -80,7 +80,9 @@ def _own(thing: Any, where: str) -> ModelSpec:
         offered = {"input_shape": input_shape, "num_classes": num_classes, "settings": settings}
         module = made(offered | {key: getattr(settings, key) for key in _DEFAULTS})
         if not isinstance(module, nn.Module):
-            raise UserError(f"the model {settings.name} returns a {type(module).__name__}: return a torch module")
+            raise UserError(
+                f"the model {settings.name} returns an object of type {type(module).__name__}: return a torch module"
+            )
         return module
 
     norms = () if "norm" in takes else ("none",)
