@@ -187,7 +187,7 @@ class _ConvolutionGradient(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no second derivative."""
+        """Keep nothing: there is no second derivative."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
@@ -250,7 +250,7 @@ class _NormGradient(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no second derivative."""
+        """Keep nothing: there is no second derivative."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:

@@ -77,7 +77,7 @@ def _pack_weight(
     source, packed, client_stride, C: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr,
     CP: tl.constexpr, OUTP: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """(OUT, C * TAPS) float32 -> (TAPS, CP, OUTP); what is padded is zero."""
+    """Pack (OUT, C * TAPS) float32 into (TAPS, CP, OUTP); the padding is zero."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)  # channel-major, as in memory
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -94,7 +94,7 @@ def _pack_maps(
     source, packed, client_stride, b_stride, c_stride, h_stride, w_stride, pixels, H, W,
     C: tl.constexpr, CP: tl.constexpr, CB: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """(B, C, H, W) of any strides -> (B, H, W, CP); what is padded is zero."""
+    """Pack (B, C, H, W) of any strides into (B, H, W, CP); the padding is zero."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.arange(0, CB)
@@ -134,7 +134,7 @@ def _shifted(
 
 @triton.jit
 def _better(best, where, value, q: tl.constexpr):
-    """The first of the largest values, or the last NaN, as torch's max-pool."""
+    """Keep the first of the largest values, or the last NaN, like torch's max-pool."""
     larger = (value > best) | (value != value)
     return tl.where(larger, value, best), tl.where(larger, q, where)
 
@@ -146,7 +146,7 @@ def _forward(
     STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (rows, OUT) of one client, rows the output pixels (b, oy, ox), pooled where POOL."""
+    """Compute y (rows, OUT) of one client; rows are the output pixels (b, oy, ox), pooled where POOL."""
     client = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -188,7 +188,7 @@ def _forward(
 
 @triton.jit
 def _chosen(gradient, code, slope):
-    """The gradient before the leaky ReLU, float32, from that of the pooled map."""
+    """Return the gradient before the leaky ReLU, float32, from that of the pooled map."""
     value = gradient.to(tl.float32)
     return tl.where((code & 4) > 0, value, value * slope)
 
@@ -257,7 +257,7 @@ def _sum_parts(
     parts, bias_parts, dw, db, splits, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Sums the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
+    """Sum the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -299,7 +299,7 @@ def _input_gradient(
     KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr,
     TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx (B, H, W, C) of one client.
+    """Compute dx (B, H, W, C) of one client.
 
     A row is a block of STEP x STEP pixels of the padded input, whose pixels all read the same outputs; a column is
     a pixel of the block and a channel. Pixel ``STEP * j + r`` reads output ``j - d`` at patch place ``STEP * d + r``.
@@ -347,7 +347,7 @@ def _input_gradient(
 
 @triton.jit
 def _total(per_channel, WHOLE: tl.constexpr):
-    """Sums over a group: of all its channels, if it has more than one."""
+    """Sum over a group: over all its channels, if it has more than one."""
     if WHOLE:
         return tl.zeros_like(per_channel) + tl.sum(per_channel, 0)
     return per_channel
@@ -355,7 +355,7 @@ def _total(per_channel, WHOLE: tl.constexpr):
 
 @triton.jit
 def _standardise(x, inside, count, eps, WHOLE: tl.constexpr):
-    """x (pixels, channels) with mean 0 and variance 1 in each group, and 1 / standard deviation (channels,)."""
+    """Scale x (pixels, channels) to mean 0 and variance 1 per group; also return 1 / standard deviation (channels,)."""
     mean = _total(tl.sum(x, 0), WHOLE) / count
     centred = tl.where(inside, x - mean[None, :], 0.0)
     rate = tl.rsqrt(_total(tl.sum(centred * centred, 0), WHOLE) / count + eps)
@@ -368,7 +368,7 @@ def _norm(
     C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One group, or BC channels that are each a group, of one image (pixels, C): normalise, [add,] [ReLU]."""
+    """Normalise, [add,] [ReLU] one group, or BC channels that are each a group, of one image (pixels, C)."""
     image = tl.program_id(0).to(tl.int64)
     client = image // batch
     WIDTH: tl.constexpr = GROUP if WHOLE else BC
@@ -394,7 +394,7 @@ def _norm_gradient(
     C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of ``_norm``; those of scale and shift for each image, still to be summed."""
+    """Compute the gradients of ``_norm``; those of scale and shift per image, still to be summed."""
     image = tl.program_id(0).to(tl.int64)
     client = image // batch
     WIDTH: tl.constexpr = GROUP if WHOLE else BC
