@@ -1,7 +1,7 @@
 """Milliseconds of one SGD step of a cohort: a plain loop, vmap without recording, our engine, and the floor.
 
 Ours go through the clients' public ``train``: a round of many steps, timed from outside and divided by their number, so
-that gathering the rows, the optimiser and the masks are all in it. ``python benchmarks/cohort_step.py`` needs CUDA; it
+gathering the rows, the optimiser and the masks are included. ``python benchmarks/cohort_step.py`` needs CUDA; it
 prints a table and writes ``cohort_step.json`` beside itself.
 """
 
@@ -28,11 +28,11 @@ CASES: dict[str, dict[str, Any]] = {
     "pfedvmp_cnn": {"clients": 30, "batch": 50, "mac": 7.82e6, "bar_ms": 2.0},
     "fedpce_resnet18": {"clients": 24, "batch": 64, "mac": 140.2e6, "bar_ratio": 8.0},
 }
-FP32_FLOPS, BYTES = 67e12, 4.3e12  # of an H200: arithmetic in float32 a second, bytes a second as measured by a copy
+FP32_FLOPS, BYTES = 67e12, 4.3e12  # of an H200: float32 operations per second, bytes per second as measured by a copy
 
 
 def images(clients: int, rows: int) -> FederatedData:
-    """Random 32x32 colour images of 8 bits."""
+    """Return random 32x32 colour images of 8 bits."""
     count = clients * rows
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draw)
@@ -43,7 +43,7 @@ def images(clients: int, rows: int) -> FederatedData:
 
 
 def seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of a call, the device's work included, after one that warms up."""
+    """Return the median seconds of a call, including the device's work, after a warm-up call."""
     times = []
     for _ in range(repeats + 1):
         torch.cuda.synchronize()
@@ -55,7 +55,7 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
 
 
 def plain_loop(name: str, clients: int, batch: int) -> float:
-    """Milliseconds of one step of every client, one after another, as one would write it by hand."""
+    """Return the milliseconds of one step of every client, one after another, in a hand-written loop."""
     module = build_module(ModelSettings(name=name), (3, 32, 32), 10).cuda()
     x, y = torch.randn(batch, 3, 32, 32, device="cuda"), torch.randint(0, 10, (batch,), device="cuda")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4)
@@ -71,7 +71,7 @@ def plain_loop(name: str, clients: int, batch: int) -> float:
 
 
 def ours(name: str, clients: int, batch: int, steps: int, precision: str, graphs: bool, repeats: int = 3) -> float:
-    """Milliseconds of one step of all clients, through ``train``."""
+    """Return the milliseconds of one step of all clients, through ``train``."""
     pool = images(clients, 4 * batch)
     task = build_task(ModelSettings(name=name), (3, 32, 32), 10, "cuda", precision=precision)
     params = task.init(rng.key(0))
@@ -90,7 +90,7 @@ def ours(name: str, clients: int, batch: int, steps: int, precision: str, graphs
 
 
 def floor(case: dict[str, Any], parameters: int) -> float:
-    """Milliseconds that arithmetic at float32 rate needs; or the bytes of parameters, gradients and moments."""
+    """Return the milliseconds for arithmetic at float32 rate, or for the bytes of parameters, gradients and moments."""
     images_ = case["clients"] * case["batch"]
     arithmetic = 3 * 2 * case["mac"] * images_ / FP32_FLOPS
     memory = case["clients"] * parameters * 4 * 6 / BYTES
@@ -98,7 +98,7 @@ def floor(case: dict[str, Any], parameters: int) -> float:
 
 
 def slow(row: dict[str, Any]) -> bool:
-    """Whether our step in bf16 misses its bar: so many milliseconds, or so many times as fast as the plain loop."""
+    """Return whether our step in bf16 misses its bar, in milliseconds or relative to the plain loop."""
     case = CASES[row["model"]]
     most: float = case["bar_ms"] if "bar_ms" in case else row["loop_ms"] / case["bar_ratio"]
     return bool(row["bf16_ms"] > most)

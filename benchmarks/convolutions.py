@@ -25,7 +25,7 @@ Way = Callable[[Layer, Tensor, Tensor, Tensor], Tensor]  # (x (K, B, C, H, W), w
 
 
 def grouped(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Clients as groups of one convolution by cuDNN, side by side in the channels, which are last in memory."""
+    """Run the clients as groups of one cuDNN convolution, side by side in the channels, which are last in memory."""
     clients = len(x)
     wide = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     out = F.conv2d(wide, weight.flatten(0, 1), bias.flatten(), padding=layer.padding, groups=clients)
@@ -33,7 +33,7 @@ def grouped(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def unfolded(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Every window as a row, and one product of matrices for each client."""
+    """Unfold every window into a row, with one matrix product per client."""
     clients, batch, k, pad = len(x), x.shape[1], layer.kernel, layer.padding
     maps = F.pad(x.permute(0, 1, 3, 4, 2), (0, 0, pad, pad, pad, pad))
     windows = maps.unfold(2, k, 1).unfold(3, k, 1)  # (K, B, H', W', C, k, k)
@@ -45,7 +45,7 @@ def unfolded(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def ours(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """One kernel for the stage, one for each gradient."""
+    """Run one kernel for the stage, one for each gradient."""
     return vmap(lambda x, w, b: fast_layers.conv_stage(x, w, b, layer.padding, SLOPE, "bf16"))(x, weight, bias)
 
 
@@ -53,13 +53,13 @@ WAYS: dict[str, Way] = {"grouped cuDNN": grouped, "unfolded": unfolded, "ours": 
 
 
 def work(way: Way, layer: Layer, leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
-    """The stage's output and its gradients; a first stage needs none of its input."""
+    """Return the stage's output and its gradients; a first stage needs none for its input."""
     out = way(layer, *leaves)
     return [out, *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], dy.to(out.dtype))]
 
 
 def measure(layer: Layer) -> dict[str, Any]:
-    """Microseconds of each way, and how far its outputs are from cuDNN's, relative to them."""
+    """Return the microseconds of each way, and the relative distance of its outputs from cuDNN's."""
     x, weight, bias = operands(layer, "bf16", layer.clients)
     row: dict[str, Any] = {"stage": layer.name}
     outs: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Many small clients: CIFAR-10 dealt out evenly to 1000 clients of 50 images, 50 a round, one epoch in batches of 10.
+"""Many small clients: CIFAR-10 dealt evenly to 1000 clients with 50 images, 50 per round, one epoch in batches of 10.
 
 1500 rounds of FedAvg with a CNN of two convolutions and dropout, through ``bespoke.run``. ``python
 benchmarks/cross_device.py`` needs CUDA and the real CIFAR-10; it prints a table and writes ``cross_device.json``.

@@ -1,8 +1,8 @@
 """How long the data takes: CIFAR10-S (ten corruptions, 30,000 images), its cached copy, and loading a stored set.
 
 Run with ``python benchmarks/data.py``; it writes ``data.json`` beside itself and exits with 1 if a bar is missed.
-Without CIFAR-10 in the folder of data sets the images are random, and that is recorded. The corrupted images are
-kept in a temporary folder. ``--sheet FILE.png`` draws the contact sheet of the documentation instead.
+Without CIFAR-10 in the data folder the images are random, and that is recorded. The corrupted images are stored
+in a temporary folder. ``--sheet FILE.png`` draws the contact sheet of the documentation instead.
 """
 
 import os
@@ -27,20 +27,20 @@ SHOWN = (7, 4)  # rows of CIFAR-10 on the contact sheet: a horse and a car
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds and result."""
+    """Return the seconds and the result of a call."""
     begin = time.perf_counter()
     result = work()
     return time.perf_counter() - begin, result
 
 
 def random_images() -> Examples:
-    """60,000 colour images in ten classes."""
+    """Return 60,000 random colour images in ten classes."""
     draw = np.random.default_rng(0)
     return Examples(draw.integers(0, 256, (60_000, 3, 32, 32), dtype=np.uint8), np.arange(60_000) % 10, 10)
 
 
 def sheet(path: Path) -> None:
-    """Two images under every corruption at every severity."""
+    """Draw two images under every corruption at every severity."""
     from PIL import Image, ImageDraw, ImageFont
 
     x = store.load("cifar10").x[list(SHOWN)]
@@ -99,7 +99,7 @@ def measure(out: str) -> int:
 
 
 def main() -> int:
-    """The benchmark, or the contact sheet."""
+    """Run the benchmark, or draw the contact sheet."""
     parser = report.parser(__doc__, __file__)
     parser.add_argument("--sheet", type=Path, help="draw the contact sheet to this .png instead")
     chosen = parser.parse_args()

@@ -4,8 +4,8 @@
     python benchmarks/fast_layers.py --tune     times of other block sizes, the best four
     ... --only cnns | deep, --layers cifar, --precision bf16    a part of it
 
-Checks are against torch in float64 on operands that the precision can hold, so that what is left is the kernels' own
-rounding. Times are of CUDA graphs, in microseconds (kernels) and milliseconds (steps).
+Checks are against torch in float64 on operands that the precision can hold, so only the kernels' own rounding remains.
+Times are of CUDA graphs, in microseconds (kernels) and milliseconds (steps).
 """
 
 import argparse
@@ -83,7 +83,7 @@ STEPS = [("cifar_cnn", 30, 50), ("pfedvmp_cnn", 30, 50), ("pfedvmp_cnn", 50, 10)
 
 
 def drawn(*shape: int, scale: float = 1.0, precision: str = "bf16") -> Tensor:
-    """Random float32 numbers that bfloat16 or TF32 can hold exactly."""
+    """Draw random float32 numbers that bfloat16 or TF32 can hold exactly."""
     x = scale * torch.randn(shape, device="cuda")
     if precision == "bf16":
         return x.bfloat16().float()
@@ -91,7 +91,7 @@ def drawn(*shape: int, scale: float = 1.0, precision: str = "bf16") -> Tensor:
 
 
 def last(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(K, B, C, H, W) with channels last in memory."""
+    """Return (K, B, C, H, W) with channels last in memory."""
     return x.to(dtype).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
@@ -109,7 +109,7 @@ def error(got: Tensor, wanted: Tensor) -> float:
 
 
 def check(layer: Layer, precision: str) -> bool:
-    """Output and gradients of the layer, as a function under vmap, against torch in float64, one client at a time."""
+    """Compare output and gradients of the layer under vmap with torch in float64, one client at a time."""
     x, w, b = operands(layer, precision, 3)
     conv = layer.conv(precision)
     exact = [t.double().requires_grad_() for t in (x, w, b)]
@@ -141,7 +141,7 @@ def check(layer: Layer, precision: str) -> bool:
 
 
 def graph_time(fn: Callable[[], Any], calls: int, replays: int = 10) -> float:
-    """Seconds of one call, in a CUDA graph of ``calls`` of them."""
+    """Return the seconds of one call, in a CUDA graph of ``calls`` calls."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -217,7 +217,7 @@ def jobs(layer: Layer, precision: str) -> Iterator[Job]:
 
 
 def time_norms(precision: str) -> bool:
-    """Instance norm with ReLU: errors against torch in float64, microseconds forward and backward."""
+    """Measure instance norm with ReLU: errors against torch in float64, microseconds forward and backward."""
     print(f"{precision}: instance norm [+ residual] + ReLU, relative errors and microseconds")
     dtype, good = TYPES[precision], True
     for clients, batch, side, channels, adds in NORMS:
@@ -243,7 +243,7 @@ def time_norms(precision: str) -> bool:
 
 
 def time_sgd() -> None:
-    """One leaf of all parameters, beside the bytes it moves."""
+    """Time one leaf of all parameters, beside the bytes it moves."""
     for name, clients, size in (("cifar_cnn", 30, 107_690), ("pfedvmp_cnn", 30, 878_538)):
         param, gradient, moment = (torch.randn(clients, size, device="cuda") for _ in range(3))
         rate = torch.full((clients,), 0.01, device="cuda")
@@ -253,7 +253,7 @@ def time_sgd() -> None:
 
 
 def attempt(work: tuple[Job, kernels.Blocks | None]) -> str:
-    """Compile by a first call; what went wrong, if it did."""
+    """Compile by a first call; return what went wrong, if anything did."""
     job, blocks = work
     try:
         job.run(blocks)
@@ -284,7 +284,7 @@ def time_kernels(chosen: list[Layer], precision: str) -> None:
 
 
 def alternatives(job: Job) -> list[kernels.Blocks]:
-    """Block sizes near the default."""
+    """Return block sizes near the default."""
     own = job.default
     assert own is not None
     rows, columns, depth = [64, 128], {own.columns, own.columns * 2, max(16, own.columns // 2)}, [32, 64]
@@ -350,9 +350,9 @@ def time_steps(chosen: list[tuple[str, int, int]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tune", action="store_true", help="time other block sizes")
-    parser.add_argument("--only", choices=["cnns", "deep"], help="small CNNs or ResNets alone")
-    parser.add_argument("--layers", default="", help="only layers whose name starts so")
-    parser.add_argument("--precision", choices=["tf32", "bf16"], help="one precision alone")
+    parser.add_argument("--only", choices=["cnns", "deep"], help="only small CNNs, or only ResNets")
+    parser.add_argument("--layers", default="", help="only layers whose name starts with this")
+    parser.add_argument("--precision", choices=["tf32", "bf16"], help="only this precision")
     asked = parser.parse_args()
     chosen = {"cnns": CNNS, "deep": DEEP}.get(asked.only, CNNS + DEEP)
     chosen = [layer for layer in chosen if layer.name.startswith(asked.layers)]

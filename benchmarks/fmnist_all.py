@@ -1,14 +1,14 @@
 """Every method on Fashion-MNIST, in the one fixed setting of ``experiments/checks/fmnist.toml``, for 30 rounds.
 
-``python benchmarks/fmnist_all.py --jobs 6`` runs each method with seeds 0 to 2, as many processes at a time as told,
-and prints a line for each run that is done: the mean accuracy of the clients in the last round. Finished runs are lines
-of ``results/fmnist_all.jsonl`` and are not repeated, so that the same command goes on after an interruption. At the end
-``results/fmnist_all.md`` is written, with Local and FedAvg beside every method. The data have to be there:
+``python benchmarks/fmnist_all.py --jobs 6`` runs each method with seeds 0 to 2, six processes at a time, and prints one
+line per finished run: the mean accuracy of the clients in the last round. Finished runs are lines of
+``results/fmnist_all.jsonl`` and are not repeated, so the same command continues after an interruption. At the end
+``results/fmnist_all.md`` is written, with Local and FedAvg beside every method. The data must be stored first:
 ``bespoke data fetch fashion_mnist``, or ``bespoke data import fashion_mnist FILES`` without internet.
 
-No method is tuned: all have their defaults, and QLSD, whose chain steps on the server, the setting's learning rate as
-its step. FedBN and FedPCE, which live in normalisation layers, have the CNN with
-GroupNorm and a FedAvg of that CNN beside them; MOON is looked at where it is personal, before averaging.
+No method is tuned: all use their defaults, except that QLSD, whose chain steps on the server, uses the setting's
+learning rate as its step. FedBN and FedPCE, which need normalisation layers, use the CNN with GroupNorm, compared
+with a FedAvg of that CNN; MOON is evaluated where it is personal, before averaging.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROUNDS = 30
 
 @dataclass(frozen=True)
 class Case:
-    """A line of the table: how a method is run, and which FedAvg it has to beat."""
+    """A line of the table: how to run a method, and which FedAvg it has to beat."""
 
     algorithm: str
     label: str
@@ -97,7 +97,7 @@ python benchmarks/fmnist_all.py
 
 
 def child(name: str, seeds: list[int], rounds: int, device: str, extra: list[str], records: Path) -> None:
-    """One method with some seeds: a line in the records and on the screen for each."""
+    """Run one method with some seeds; write one line per seed to the records and the screen."""
     import torch
 
     from bespoke.runs import api
@@ -131,13 +131,13 @@ def child(name: str, seeds: list[int], rounds: int, device: str, extra: list[str
 
 
 def finished(records: Path, rounds: int, extra: list[str]) -> dict[tuple[str, int], dict[str, Any]]:
-    """The runs of this setting that are done, by case and seed."""
+    """Return the finished runs of this setting, by case and seed."""
     rows = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
     return {(r["case"], r["seed"]): r for r in rows if r["rounds"] == rounds and r["set"] == extra}
 
 
 def table(names: list[str], seeds: list[int], done: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """The table of some cases as Markdown; a counted method that is not above its FedAvg is set in bold."""
+    """Return the table of some cases as Markdown; a counted method that is not above its FedAvg is in bold."""
     lines = [
         "| method | " + " | ".join(f"seed {s}" for s in seeds) + " | mean | above FedAvg |",
         "|---" * (len(seeds) + 3) + "|",
@@ -160,7 +160,7 @@ def table(names: list[str], seeds: list[int], done: dict[tuple[str, int], dict[s
 
 
 def page(seeds: list[int], rounds: int, done: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     machines = dict.fromkeys(r["machine"] for r in done.values())
     plain = [n for n, case in CASES.items() if case.beside == "fedavg"]
     group = [n for n, case in CASES.items() if case.beside != "fedavg"]
@@ -174,14 +174,14 @@ def page(seeds: list[int], rounds: int, done: dict[tuple[str, int], dict[str, An
 
 
 def main() -> int:
-    """Run what is missing, then write the table."""
+    """Run the missing cases, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", default=",".join(CASES), help="cases, with commas between them")
+    parser.add_argument("--methods", default=",".join(CASES), help="cases, separated by commas")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--set", action="append", default=[], help="change a setting, for a smaller look")
+    parser.add_argument("--set", action="append", default=[], help="change a setting, for a smaller test")
     parser.add_argument("--records", type=Path, default=ROOT / "results" / "fmnist_all.jsonl")
     parser.add_argument("--table", type=Path, default=ROOT / "results" / "fmnist_all.md")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

@@ -1,12 +1,12 @@
-"""What each method costs: seconds of a round and of an evaluation, bytes on the wire, memory, lines of code.
+"""The cost of each method: seconds of a round and of an evaluation, bytes on the wire, memory, lines of code.
 
-One workload for all: 20 clients of 100 to 400 random 32x32 colour images, pFedVMP's CNN with GroupNorm (which FedBN and
-FedPCE need), batches of 50, two epochs, everyone in every round, each method with its own defaults. Rounds of FedAvg
-run in turn with the method's, and the ratio is that of the two medians; FedAvg's own line shows how far to trust it.
+One workload for all: 20 clients with 100 to 400 random 32x32 colour images, pFedVMP's CNN with GroupNorm (which FedBN
+and FedPCE need), batches of 50, two epochs, all clients in every round, each method with its own defaults. Rounds of
+FedAvg alternate with the method's, and the ratio is that of the two medians; FedAvg's own line shows its accuracy.
 
-``python benchmarks/methods.py`` takes CUDA where there is some; it prints a line for each method as it goes and keeps
+``python benchmarks/methods.py`` uses CUDA if available; it prints one line per method as it goes and writes
 ``methods.json`` beside itself, from which ``benchmarks/methods_table.py`` fills the table of the README. A method that
-fails has its error in its line. On a CPU, ``--device cpu --rounds 2 --clients 4 --rows 20 60`` is a quick look.
+fails has its error in its line. On a CPU, ``--device cpu --rounds 2 --clients 4 --rows 20 60`` is a quick test.
 """
 
 import ast
@@ -36,12 +36,12 @@ from bespoke.runs.recording import round_line
 
 MODEL = ModelSettings(name="pfedvmp_cnn", norm="group")
 TRAINING = Training(rounds=1000, epochs=2, batch=50, lr=0.01, momentum=0.5)
-ENOUGH = 3.0  # seconds of measured rounds after which three of them will do
+ENOUGH = 3.0  # seconds of measured rounds after which three rounds suffice
 COLUMNS = "{:<11} {:>9} {:>8} {:>9} {:>10} {:>10} {:>8} {:>6}  {}"
 
 
 def images(clients: int, fewest: int, most: int) -> FederatedData:
-    """Random colour images: clients of evenly spread sizes, and a fifth as many test rows."""
+    """Return random colour images: clients of evenly spread sizes, and a fifth as many test rows."""
     sizes = torch.linspace(fewest, most, clients).round().long().tolist()
     tests = [max(1, n // 5) for n in sizes]
     count, key = sum(sizes) + sum(tests), rng.key(1)
@@ -60,7 +60,7 @@ def images(clients: int, fewest: int, most: int) -> FederatedData:
 
 
 class Runs:
-    """One method's federation, a round at a time."""
+    """One method's federation, one round at a time."""
 
     def __init__(self, name: str, task: Task, params: Tree, pool: FederatedData) -> None:
         method = ALGORITHMS[name]()
@@ -70,16 +70,16 @@ class Runs:
         self.rounds = self.federation.rounds()
 
     def round(self) -> None:
-        """Train everyone and aggregate."""
+        """Train all clients and aggregate."""
         self.last = next(self.rounds)
 
     def evaluate(self) -> None:
-        """Personalise and count, for everyone."""
+        """Personalise and count, for all clients."""
         self.federation.evaluate(self.last)
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Seconds of a call, the device's work included."""
+    """Return the seconds of a call, including the device's work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -90,10 +90,10 @@ def seconds(work: Callable[[], None]) -> float:
 
 
 class Peak:
-    """Bytes at most in use since it was made, beyond those in use then: on CUDA, or the process's on the CPU.
+    """Peak bytes in use since its creation, beyond those in use then: on CUDA, or the process's on the CPU.
 
-    Linux tells the latter, and forgets its earlier peak on request; elsewhere the answer is None. A process uses again
-    what an earlier method gave back, so on the CPU the figure is a lower bound.
+    Linux reports the latter, and resets its peak on request; elsewhere the answer is None. A process reuses memory
+    that an earlier method freed, so on the CPU the figure is a lower bound.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -124,7 +124,7 @@ class Peak:
 
 
 def code_lines(name: str) -> int:
-    """Lines of the method's file without blank ones, comments and docstrings."""
+    """Count the lines of the method's file without blank lines, comments and docstrings."""
     text = Path(inspect.getfile(method_class(name))).read_text(encoding="utf-8")
     lines = {i for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith("#")}
     for node in ast.walk(ast.parse(text)):
@@ -134,7 +134,7 @@ def code_lines(name: str) -> int:
 
 
 def measure(name: str, task: Task, params: Tree, pool: FederatedData, rounds: int, baseline: Runs) -> dict[str, Any]:
-    """All figures of one method."""
+    """Measure all figures of one method."""
     begin, peak = time.perf_counter(), Peak(task.device)
     runs = Runs(name, task, params, pool)
     warm = 3 if task.device.type == "cuda" else 1  # on CUDA a shape is seen, recorded, and replayed
@@ -168,7 +168,7 @@ def measure(name: str, task: Task, params: Tree, pool: FederatedData, rounds: in
 
 
 def line(row: dict[str, Any]) -> str:
-    """A measured method as a line of the table."""
+    """Return a measured method as a line of the table."""
     if "error" in row:
         return f"{row['name']:<11} failed: {row['error']}"
     return COLUMNS.format(
@@ -187,11 +187,13 @@ def line(row: dict[str, Any]) -> str:
 def main() -> int:
     """Measure, print and store."""
     parser = report.parser(__doc__, __file__)
-    parser.add_argument("--methods", default=",".join(ALGORITHMS), help="names, with commas between them")
+    parser.add_argument("--methods", default=",".join(ALGORITHMS), help="names, separated by commas")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each method")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds per method")
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rows", type=int, nargs=2, default=(100, 400), help="of the smallest and the largest client")
+    parser.add_argument(
+        "--rows", type=int, nargs=2, default=(100, 400), help="rows of the smallest and the largest client"
+    )
     chosen = parser.parse_args()
     device = pick_device(chosen.device)
     precision = pick_precision("auto", device, torch.float32)
@@ -211,7 +213,7 @@ def main() -> int:
     for name in chosen.methods.split(","):
         try:
             rows.append(measure(name, task, params, pool, chosen.rounds, baseline))
-        except Exception as error:  # one method's failure is no reason to lose the others' figures
+        except Exception as error:  # one method's failure must not lose the others' figures
             traceback.print_exc()
             rows.append({"name": name, "error": str(error).strip().splitlines()[0] if str(error) else repr(error)})
         print(line(rows[-1]), flush=True)

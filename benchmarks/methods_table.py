@@ -1,7 +1,7 @@
 """Fill the columns "cost" and "lines" of the README's table of methods from ``methods.json``.
 
-``python benchmarks/methods_table.py`` after ``python benchmarks/methods.py``. A test of the gate holds the table to
-what was measured. A method that was not measured has empty cells.
+Run ``python benchmarks/methods_table.py`` after ``python benchmarks/methods.py``. A test checks the table against the
+measurements. A method that was not measured has empty cells.
 """
 
 import json
@@ -15,7 +15,7 @@ HEADER = "| name | paper | venue |"
 
 
 def cost(row: dict[str, Any], plain: float) -> str:
-    """A round of training, in rounds of FedAvg, and what an evaluation takes beyond ``plain`` seconds if it is much."""
+    """Return a training round in FedAvg rounds, and an evaluation's time beyond ``plain`` seconds if it is large."""
     if "error" in row:
         return ""
     fedavg = row["seconds"] / row["ratio"]

@@ -1,6 +1,6 @@
-"""What the library costs on the CPU over a hand-written loop: FedAvg rounds, both backends, beside plain PyTorch.
+"""The library's overhead on the CPU over a hand-written loop: FedAvg rounds, both backends, beside plain PyTorch.
 
-All do the same steps (same clients, batch sizes, epochs, SGD with momentum) in the same process, in turns; the
+All do the same steps (same clients, batch sizes, epochs, SGD with momentum) in the same process, alternating; the
 figure is the ratio of the medians. Run with ``python benchmarks/overhead.py``; it writes ``overhead.json`` beside
 itself and exits with 1 if the default backend, one client after another, is above its bar.
 """
@@ -30,7 +30,7 @@ REPEATS = 9
 def hand_written(
     pool: FederatedData, module: nn.Module, start: dict[str, torch.Tensor], training: Training
 ) -> Callable[[], None]:
-    """One round of FedAvg as one would write it by hand for this data."""
+    """Run one round of FedAvg, written by hand for this data."""
     prepared = pool.x if pool.transform is None else pool.transform(rng.key(0), pool.x, {}, False)
     generator = torch.Generator().manual_seed(0)
     clients = [pool.train.client(i) for i in range(pool.num_clients)]
@@ -61,7 +61,7 @@ def hand_written(
 def measure(
     name: str, pool: FederatedData, model: ModelSettings, training: Training, bar: float
 ) -> dict[str, float | str]:
-    """Median seconds of both, in turns, and their ratio."""
+    """Return the median seconds of all, alternating, and their ratios."""
     shape = tuple(pool.x.shape[1:])
     task = build_task(model, shape, pool.num_classes)
     params = task.init(rng.key(0))
@@ -97,7 +97,7 @@ def measure(
 
 
 def colour_images(clients: int, rows: int) -> FederatedData:
-    """Random 32x32 colour images: their content does not matter to the clock."""
+    """Return random 32x32 colour images: their content does not affect the time."""
     key, count = rng.key(1), clients * rows
     x = rng.uniform(key, (count, 3, 32, 32)) * 2 - 1
     y = (rng.bits(key, torch.arange(count)) % 10).long()

@@ -1,9 +1,9 @@
-"""What packing costs: a step by its number of lanes, and whole runs by how finely finished lanes are dropped.
+"""The cost of packing: a step by its number of lanes, and whole runs by how finely finished lanes are dropped.
 
-Clients that have finished are dropped in units of lanes. A small unit computes less in vain, and has more steps to
-record. ``python benchmarks/packing.py`` needs CUDA and the labels of CIFAR-10; it measures the steps of the CIFAR-CNN
-through ``clients.train`` and what a recording costs, adds them up over the 200 rounds of pFedFDA's CIFAR-10 run for
-each unit, prints two tables and writes ``packing.json`` beside itself.
+Clients that have finished are dropped in units of lanes. A small unit wastes less work, but has more steps to record.
+``python benchmarks/packing.py`` needs CUDA and the labels of CIFAR-10; it measures the steps of the CIFAR-CNN through
+``clients.train`` and the cost of a recording, sums them over the 200 rounds of pFedFDA's CIFAR-10 run for each unit,
+prints two tables and writes ``packing.json`` beside itself.
 """
 
 import sys
@@ -32,7 +32,7 @@ BATCH, STEPS = 50, 100
 
 
 def measure(lanes: int, precision: str) -> tuple[float, float]:
-    """Milliseconds of a step of so many lanes, and of recording it (the kernels are there already)."""
+    """Return the milliseconds of a step of this many lanes, and of recording it (with compiled kernels)."""
     pool = images(lanes, 4 * BATCH)
     task = build_task(ModelSettings(name="cifar_cnn"), (3, 32, 32), 10, "cuda", precision=precision)
     params = task.init(rng.key(0))
@@ -50,7 +50,7 @@ def measure(lanes: int, precision: str) -> tuple[float, float]:
 
 
 def steps_of_run(unit: int) -> Counter[int]:
-    """How often steps of each number of lanes occur in the run, if lanes are dropped in such units."""
+    """Count the steps by number of lanes in the run, if lanes are dropped in units of this size."""
     experiment, _ = load("pfedfda/cifar10_dir0.5", "fedavg")
     sizes = partitioned(experiment.data, experiment.seed)[0].train.sizes
     training, counts, everyone = experiment.training, Counter[int](), list(range(len(sizes)))
@@ -73,7 +73,7 @@ def steps_of_run(unit: int) -> Counter[int]:
 
 
 def by_unit(step_ms: dict[int, float], record_ms: float) -> list[dict[str, Any]]:
-    """Seconds of the run for each unit; between the measured numbers of lanes on straight lines."""
+    """Return the seconds of the run for each unit, interpolating linearly between the measured numbers of lanes."""
     rows = list[dict[str, Any]]()
     for unit in UNITS:
         counts = steps_of_run(unit)
@@ -85,7 +85,7 @@ def by_unit(step_ms: dict[int, float], record_ms: float) -> list[dict[str, Any]]
 
 
 def main() -> int:
-    """Measure, add up, print and store."""
+    """Measure, sum, print and store."""
     parser = report.parser(__doc__, __file__)
     parser.add_argument("--precision", default="bf16")
     chosen = parser.parse_args()

@@ -1,8 +1,8 @@
-"""pFedFDA's CIFAR-10 run, whole: 100 clients, Dir(0.5), 30 a round, 200 rounds of 5 epochs, from start to results.
+"""pFedFDA's whole CIFAR-10 run: 100 clients, Dir(0.5), 30 per round, 200 rounds of 5 epochs, from start to results.
 
-Each run is a process of its own, timed from before its start. ``python benchmarks/paper_run.py`` needs CUDA and the
+Each run is a separate process, timed from before its start. ``python benchmarks/paper_run.py`` needs CUDA and the
 real CIFAR-10 (``bespoke data fetch cifar10``); it prints a table and writes ``paper_run.json`` beside itself. Each
-method runs twice: first with an empty cache, so that it compiles its kernels, then with what it left there.
+method runs twice: first with an empty cache, so that it compiles its kernels, then with the filled cache.
 """
 
 import itertools
@@ -22,11 +22,11 @@ EXPERIMENT = "pfedfda/cifar10_dir0.5"
 # FedAvg is looked at as FedAvg with fine-tuning: each client's model after its last local training.
 METHODS: dict[str, list[str]] = {"fedavg": ["evaluation.when='local'"], "pfedfda": []}
 BARS = {"fedavg": 25.0, "pfedfda": 32.0}
-RATIO = 1.35  # pFedFDA may take so many times as long as FedAvg
+RATIO = 1.35  # pFedFDA may take this many times as long as FedAvg
 
 
 def child(method: str, began: float, seed: int, precision: str, overrides: list[str]) -> None:
-    """One run; prints its figures as JSON."""
+    """Do one run, and print its figures as JSON."""
     from bespoke.runs import api
     from bespoke.runs.experiment import load
 
@@ -66,7 +66,7 @@ def child(method: str, began: float, seed: int, precision: str, overrides: list[
 
 
 def measure(method: str, seed: int, precision: str, overrides: list[str], cache: str | None) -> dict[str, Any]:
-    """One run in a process of its own; ``cache`` is where its compiled kernels are, if not at the usual place."""
+    """Measure one run in a separate process; ``cache`` is the folder of its compiled kernels, if not the usual one."""
     command = [sys.executable, __file__, "--child", method, "--seeds", str(seed), "--precision", precision]
     for override in overrides:
         command += ["--set", override]
@@ -99,7 +99,7 @@ LINES: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def by_phase(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The table's rows: seconds by phase, a column for each run."""
+    """Return the table's rows: seconds by phase, one column per run."""
     heads = [f"{run['method']} {run['precision']} {run['seed']}" for run in runs]
     rows = {name: [line(run) for run in runs] for name, line in LINES.items()}
     if all(run["compiling"] is not None for run in runs):
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--child", default="")
     parser.add_argument("--began", type=float, default=0.0)
-    parser.add_argument("--once", action="store_true", help="only with the kernels of the usual cache")
+    parser.add_argument("--once", action="store_true", help="run once, with the usual kernel cache")
     chosen = parser.parse_args()
     seeds = [int(s) for s in chosen.seeds.split(",")]
     if chosen.child:

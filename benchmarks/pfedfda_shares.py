@@ -1,10 +1,10 @@
 """Where a client of pFedFDA spends its time: network passes, means and covariances, the search for beta.
 
 The paper's Table 9 on the CPU with one thread, in the loop backend: the CNN for CIFAR with d = 128, E = 5 epochs in
-batches of 50, clients of about 480 train rows. Each client's own call is timed from outside, by wrapping the functions
-that do the work; what none of them covers (the head, priors, folds, packing) is "rest". Run with
-``python benchmarks/pfedfda_shares.py``; it writes ``pfedfda_shares.json`` beside itself and exits with 1 if all that is
-no network pass takes more than its bar of a client's time.
+batches of 50, clients with about 480 train rows. Each client's call is timed from outside, by wrapping the functions
+that do the work; everything else (the head, priors, folds, packing) is "rest". Run with
+``python benchmarks/pfedfda_shares.py``; it writes ``pfedfda_shares.json`` beside itself and exits with 1 if everything
+but the network passes takes more than its bar of a client's time.
 """
 
 import statistics
@@ -37,7 +37,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 
 def images(classes: int) -> FederatedData:
-    """Random 32x32 colour images, brighter or darker by class; a client has a few classes more than others."""
+    """Return random 32x32 colour images, brighter or darker by class; each client favours a few classes."""
     key, count = rng.key(1), sum(SIZES)
     favourite = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES)) * 3
     spread = (rng.uniform(key, (count,)).square() * classes).long()
@@ -51,7 +51,7 @@ def images(classes: int) -> FederatedData:
 
 
 def timed(work: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
-    """The same function, its seconds added to a part's."""
+    """Return the same function, which adds its seconds to a part's."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
@@ -64,7 +64,7 @@ def timed(work: Callable[..., Any], seconds: dict[str, float], part: str) -> Cal
 
 
 def client_seconds(clients: SequentialClients, client: int, shared: dict[str, Any]) -> dict[str, float]:
-    """Seconds of one client's round, whole and by part."""
+    """Return the seconds of one client's round, in total and by part."""
     seconds = dict.fromkeys(PARTS, 0.0)
     patches = [
         mock.patch.object(owner, name, timed(getattr(owner, name), seconds, part))
@@ -83,7 +83,7 @@ def client_seconds(clients: SequentialClients, client: int, shared: dict[str, An
 
 
 def measure(classes: int) -> dict[str, Any]:
-    """Median seconds and shares in percent over the clients."""
+    """Return median seconds and shares in percent over the clients."""
     pool, method = images(classes), pfedfda.PFedFDA()
     task = build_task(ModelSettings(name="cifar_cnn"), (3, 32, 32), classes)
     params = task.init(rng.key(0))

@@ -1,10 +1,10 @@
-"""What a large population costs: rounds of 50 clients out of 1,000 and out of 100,000, with states on disk.
+"""The cost of a large population: rounds of 50 clients out of 1,000 and out of 100,000, with states on disk.
 
-FedPer keeps a head of 512 x 10 for each client. Before the clock starts every client of both populations has a stored
-state. The two then do their rounds in turns, in one process; the figure is the ratio of the medians. Checkpoints are
-timed apart, and with a share in the mean of all rounds. At last every one of the 100,000 clients is evaluated, and the
-process's peak memory is read. Run with ``python benchmarks/population.py``; it writes ``population.json`` beside itself
-and exits with 1 if the ratio or the memory is above its bar.
+FedPer keeps a head of 512 x 10 for each client. Before the clock starts, every client of both populations has a stored
+state. The two then alternate their rounds in one process; the figure is the ratio of the medians. Checkpoints are timed
+separately, and count in the mean of all rounds. Finally all 100,000 clients are evaluated, and the process's peak
+memory is read. Run with ``python benchmarks/population.py``; it writes ``population.json`` beside itself and exits with
+1 if the ratio or the memory is above its bar.
 """
 
 import resource
@@ -37,7 +37,7 @@ BAR_RATIO, BAR_GB = 1.10, 8.0
 
 
 def pool(clients: int) -> FederatedData:
-    """Clients that share 10,000 examples, each with rows of its own choice."""
+    """Return clients that share 10,000 examples, each with its own rows."""
     key, examples = rng.key(1), 10_000
     x = rng.uniform(key, (examples, INPUTS))
     y = (rng.bits(key, torch.arange(examples)) % CLASSES).long()
@@ -54,7 +54,7 @@ def pool(clients: int) -> FederatedData:
 
 @dataclass
 class Population:
-    """A federation whose clients all have a state on disk, and what its rounds took."""
+    """A federation whose clients all have a state on disk, and the time of its rounds."""
 
     clients: int
     folder: RunFolder
@@ -83,7 +83,7 @@ class Population:
         checkpoint.save(self.folder.path, saved, "benchmark")
 
     def round(self, number: int) -> None:
-        """One round, from the draw of the cohort to its record; then a checkpoint, where one is due."""
+        """Do one round, from the draw of the cohort to its record; then a checkpoint, where one is due."""
         begin, busy = time.perf_counter(), time.process_time()
         self.server = recorded(self.federation, self.folder, self.server, number, stop=lambda: True)
         self.seconds.append(time.perf_counter() - begin)
@@ -94,7 +94,7 @@ class Population:
             self.saving.append(time.perf_counter() - begin)
 
     def evaluate(self) -> float:
-        """Evaluate every client; the seconds it took."""
+        """Evaluate every client; return the seconds."""
         begin = time.perf_counter()
         some = [range(i, min(i + 1000, self.clients)) for i in range(0, self.clients, 1000)]
         rows = [row for ids in some for row in self.simulated.evaluate(1, ids, *self.federation.down(self.server, ids))]
@@ -102,7 +102,7 @@ class Population:
         return time.perf_counter() - begin
 
     def row(self) -> dict[str, float | int]:
-        """What is told of it."""
+        """Return the figures as a row of the table."""
         files = self.store.flush()
         return {
             "clients": self.clients,

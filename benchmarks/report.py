@@ -15,7 +15,7 @@ from bespoke.report.table import aligned
 
 
 def parser(doc: str | None, script: str) -> argparse.ArgumentParser:
-    """For a script's arguments: what it is, and ``--out``, its JSON file, by default beside it."""
+    """Return a parser for a script's arguments, with ``--out``, its JSON file, by default beside it."""
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     made.add_argument("--out", default=str(Path(script).with_suffix(".json")), help="the JSON file to write")
     return made
@@ -28,7 +28,7 @@ def needs_cuda() -> None:
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as aligned columns, headed by their keys; lists and mappings among the values are left to the file."""
+    """Print rows as aligned columns under their keys; lists and mappings among the values are only in the file."""
     rows = list(rows)
     heads = list(dict.fromkeys(k for row in rows for k, v in row.items() if not isinstance(v, (list, dict))))
     return aligned([heads, *([_cell(row.get(head, "")) for head in heads] for row in rows)], range(1, len(heads)))
@@ -39,7 +39,7 @@ def _cell(value: Any) -> str:
 
 
 def store(out: str, device: str, **figures: Any) -> None:
-    """Write the figures to ``out`` as JSON, floats to five digits, with what they were measured on (cpu or cuda)."""
+    """Write the figures to ``out`` as JSON, floats to five digits, with the machine they were measured on."""
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()}-core CPU"
     about = {"machine": machine, "torch": torch.__version__, "python": platform.python_version()}
     write_atomic(out, json.dumps(_rounded(about | figures), indent=2) + "\n")

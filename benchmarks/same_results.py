@@ -2,7 +2,7 @@
 
 ``python benchmarks/same_results.py make FOLDER`` runs every method on both backends of the CPU, or with ``--device
 cuda`` a cohort at once, recorded; ``python benchmarks/same_results.py compare OLD NEW`` compares two such folders to
-the bit. It uses the public API and the files of a run's folder alone, so that the same script serves both commits.
+the bit. It uses only the public API and the files of a run's folder, so the same script serves both commits.
 """
 
 import argparse
@@ -20,7 +20,7 @@ COUNTS = ("correct", "total", "loss_sum")
 
 
 def experiment(name: str) -> Any:
-    """A small federation of unequal clients, a new one among them, with a model that has every kind of layer."""
+    """Return a small federation of unequal clients, including a new one, with a model of every kind of layer."""
     return bespoke.Experiment(
         data=bespoke.DataSettings(name="digits", partition="dirichlet", alpha=0.5, clients=9, new_clients=1),
         model=bespoke.ModelSettings(name="cnn", norm="group", width=8, hidden=16),
@@ -31,7 +31,7 @@ def experiment(name: str) -> Any:
 
 
 def make(folder: Path, device: str, names: list[str]) -> None:
-    """Run every method into a folder of its own."""
+    """Run every method, each into its own folder."""
     torch.set_num_threads(1)
     for backend in ("loop", "batched") if device == "cpu" else ("batched",):
         for name in names or list(bespoke.ALGORITHMS):
@@ -42,7 +42,7 @@ def make(folder: Path, device: str, names: list[str]) -> None:
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """The server and the states of the last checkpoint; of a client's states the newest."""
+    """Return the server and the states of the last checkpoint, for each client the newest state."""
     manifest = json.loads(sorted((folder / "checkpoints").glob("0*.json"))[-1].read_text())
     found = safetensors.torch.load_file(folder / "checkpoints" / f"{manifest['round']:06d}.safetensors")
     for entry in manifest["states"]:
@@ -53,7 +53,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """What was recorded of each round and of each client, in one form for both ways to write an evaluation."""
+    """Return the records of each round and each client, in one form for both ways to write an evaluation."""
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for row in rounds:
         row.pop("evaluated", None)
@@ -68,7 +68,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def compare(old: Path, new: Path) -> int:
-    """Print every difference; the number of runs that differ, or are there only once."""
+    """Print every difference; return the number of runs that differ or are missing on one side."""
     runs = {path.parent.relative_to(old) for path in old.rglob("summary.json")}
     runs |= {path.parent.relative_to(new) for path in new.rglob("summary.json")}
     worse = 0

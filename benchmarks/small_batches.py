@@ -1,6 +1,6 @@
-"""Batches so small that all is launch cost: pFedVMP's CIFAR-10 run, 50 clients, all in each of 1000 rounds, batch 10.
+"""Batches so small that launches dominate: pFedVMP's CIFAR-10 run, 50 clients, all in each of 1000 rounds, batch 10.
 
-25 % of the pooled CIFAR-10, Dir(0.3), one epoch a round, FedPer and pFedVMP, evaluated at the end, through
+25 % of the pooled CIFAR-10, Dir(0.3), one epoch per round, FedPer and pFedVMP, evaluated at the end, through
 ``bespoke.run``. ``python benchmarks/small_batches.py`` needs CUDA and the real CIFAR-10; it prints a table and
 writes ``small_batches.json``.
 """

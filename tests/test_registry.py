@@ -234,7 +234,10 @@ def test_what_is_no_model(thing, words):
 
 def test_a_function_that_builds_no_module():
     bespoke.register_model("mine", lambda: 3)
-    assert sentence(build_module, ModelSettings("mine"), (1,), 1) == "the model mine gives a int: return a torch module"
+    assert (
+        sentence(build_module, ModelSettings("mine"), (1,), 1)
+        == "the model mine returns an object of type int: return a torch module"
+    )
 
 
 # --- data sets ----------------------------------------------------------------------------------------------------
@@ -335,7 +338,11 @@ def test_a_partition_may_choose_the_number_of_clients():
 @pytest.mark.parametrize(
     ("lists", "words"),
     [
+<<<<<<< HEAD
         (3, "the partition mine returns a int: return a list"),
+=======
+        (3, "the partition mine returns an object of type int: return a list"),
+>>>>>>> e-data
         ([[0, 1], [1], [2]], "gives row 1 out twice"),
         ([[0], [1], [20]], "gives rows 0 to 20, but the data set has 0 to 19"),
         ([[0.5], [1], [2]], "gives client 0 float64 of shape (1,): return row numbers, (n,)"),

@@ -305,7 +305,7 @@ def test_a_wrong_model_is_refused(name):
 
 def test_batchnorm_in_an_experiment_is_refused(tmp_path):
     path = write(tmp_path / "x.toml", model={"name": "mlp", "norm": "batch"})
-    assert '[model] norm = "batch" is not offered' in sentence("run", path, tmp_path=tmp_path)
+    assert '[model] norm = "batch" is not available' in sentence("run", path, tmp_path=tmp_path)
 
 
 def test_a_model_that_the_data_does_not_fit(tmp_path):

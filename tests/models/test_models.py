@@ -162,7 +162,7 @@ def test_settings_that_a_model_has_not_are_refused(name):
     ("settings", "shape", "sentence"),
     [
         ({"name": "cn"}, GREY, r"no model 'cn' \(did you mean 'cnn'\?\); there are linear, mlp, cnn"),
-        ({"norm": "batch"}, GREY, 'norm = "batch" is not offered.*use norm = "group"'),
+        ({"norm": "batch"}, GREY, 'norm = "batch" is not available.*use norm = "group"'),
         ({"name": "linear", "norm": "batch"}, GREY, 'use norm = "group"'),
         (
             {"norm": "grup"},
@@ -232,7 +232,7 @@ def test_word_vectors_come_from_a_file_and_stay_as_they_are(tmp_path):
     assert np.allclose(module.body.words(torch.tensor([[5, 0]])), wanted[[5, 0]])
     with pytest.raises(UserError, match=r"cannot take examples of shape \(4,\): index out of range"):
         task.check(torch.tensor([[0, 1, 2, 6]]))
-    with pytest.raises(UserError, match="needs examples of whole numbers"):
+    with pytest.raises(UserError, match="needs whole numbers"):
         task.check(torch.zeros(1, 4))
     with pytest.raises(UserError, match=r"vocabulary = 7, but .* holds 6 vectors: leave it out"):
         task_of("sent140_lstm", shape=(4,), vectors=str(tmp_path / "words.npy"), vocabulary=7)

@@ -2,7 +2,7 @@
 
 A layer is called for one client, x (B, C, H, W). It is a function of stacked tensors, (K, B, C, H, W) with K = 1, and
 its vmap rule makes K larger; :mod:`bespoke.gpu.layer_kernels` does the work. Maps leave with channels last in
-memory, as the next layer wants them.
+memory, as the next layer expects them.
 
 A gradient is a second function with the same rule, since under ``vmap(grad(...))`` the backward pass is mapped too.
 It has no derivative itself.
@@ -24,7 +24,7 @@ _OPERANDS = {"tf32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Conv(NamedTuple):
-    """What a convolution is beside its tensors; ``pooled``: with bias, leaky ReLU and 2x2 max-pool (a stage)."""
+    """A convolution without its tensors; ``pooled``: with bias, leaky ReLU and 2x2 max-pool (a stage)."""
 
     stride: int
     padding: int
@@ -35,7 +35,7 @@ class Conv(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What a normalisation is beside its tensors; ``adds`` a residual."""
+    """A normalisation without its tensors; ``adds`` says whether a residual is added."""
 
     groups: int
     eps: float
@@ -45,14 +45,14 @@ class Norm(NamedTuple):
 
 
 def kernels() -> Any:
-    """The module of kernels; imported when first needed, since Triton is there only where CUDA is."""
+    """Import the module of kernels when first needed, since Triton exists only where CUDA does."""
     from bespoke.gpu import layer_kernels as module
 
     return module
 
 
 def usable(x: Tensor, precision: str) -> bool:
-    """Whether the kernels can take x: on a CUDA device, or anywhere when Triton interprets."""
+    """Return whether the kernels can take x: on a CUDA device, or anywhere with Triton's interpreter."""
     here = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return precision != "fp32" and here and x.dtype in (torch.float32, torch.bfloat16) and has_triton()
 
@@ -60,7 +60,7 @@ def usable(x: Tensor, precision: str) -> bool:
 def conv_stage(
     x: Tensor, weight: Tensor, bias: Tensor, padding: int, slope: float, precision: str, last: bool = False
 ) -> Tensor:
-    """Convolution, leaky ReLU of ``slope`` >= 0 and 2x2 max-pool: x (B, C, H, W) -> (B, outputs, H', W').
+    """Apply convolution, leaky ReLU of ``slope`` >= 0 and 2x2 max-pool: x (B, C, H, W) -> (B, outputs, H', W').
 
     The result has the precision's type, or float32 if it is the ``last`` before a linear layer.
     """
@@ -70,7 +70,7 @@ def conv_stage(
 
 
 def conv2d(x: Tensor, weight: Tensor, stride: int, padding: int, precision: str) -> Tensor:
-    """Convolution without bias: x (B, C, H, W) -> (B, outputs, H', W') in the precision's type."""
+    """Convolve without bias: x (B, C, H, W) -> (B, outputs, H', W') in the precision's type."""
     dtype = _OPERANDS[precision]
     conv = Conv(stride, padding, False, 0.0, dtype, dtype)
     return _Convolution.apply(x[None], weight[None], None, conv)[0].squeeze(0)
@@ -86,7 +86,7 @@ def norm(
     relu: bool,
     precision: str,
 ) -> Tensor:
-    """GroupNorm with scale and shift (C,) [plus ``residual``] [then ReLU]: x (B, C, H, W) -> the same shape."""
+    """Apply GroupNorm with scale and shift (C,) [plus ``residual``] [then ReLU]: x (B, C, H, W) -> the same shape."""
     adds = residual is not None
     norm = Norm(groups, eps, relu, adds, _OPERANDS[precision])
     added = residual[None] if residual is not None else None
@@ -94,7 +94,7 @@ def norm(
 
 
 def norm_fits(x: Tensor, groups: int) -> bool:
-    """Whether one group of one image of x (B, C, H, W) is small enough for the kernels, which hold it at once."""
+    """Return whether a group of one image of x (B, C, H, W) fits into the kernels, which hold it at once."""
     return x[0].numel() // groups <= _LARGEST_GROUP
 
 
@@ -102,17 +102,17 @@ def norm_fits(x: Tensor, groups: int) -> bool:
 
 
 def _absent(like: Tensor) -> Tensor:
-    """In place of an output that is not there: a rule has to give a tensor with a client axis."""
+    """Return a stand-in for a missing output: a vmap rule has to return a tensor with a client axis."""
     return like.new_empty((len(like), 0))
 
 
 def _channels_second(maps: Tensor) -> Tensor:
-    """(K, B, H, W, C) -> the view (K, B, C, H, W)."""
+    """Return (K, B, H, W, C) as the view (K, B, C, H, W)."""
     return maps.permute(0, 1, 4, 2, 3)
 
 
 def _channels_last(maps: Tensor, dtype: torch.dtype) -> Tensor:
-    """(K, B, C, H, W) -> (K, B, H, W, C) in one piece, of type ``dtype``; a view where it is so already."""
+    """Return (K, B, C, H, W) as contiguous (K, B, H, W, C) of type ``dtype``; a view where it already is."""
     last = maps.permute(0, 1, 3, 4, 2)
     return last if last.dtype == dtype and last.is_contiguous() else last.to(dtype).contiguous()
 
@@ -121,7 +121,7 @@ def _channels_last(maps: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> tuple[Tensor, ...]:
-    """-> y (K, B, outputs, H', W'), and for the gradient: code, x as packed (absent if as given), packed weights."""
+    """Return y (K, B, outputs, H', W'), and for the gradient: code, packed x (absent if as given), packed weights."""
     maps = kernels().pack_maps(x, conv.operands)
     packed = kernels().pack_weight(weight, conv.operands)
     y, code = kernels().forward(_given(maps, x), packed, bias, tuple(weight.shape[1:]), conv)
@@ -129,14 +129,14 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, conv: Conv) -> tup
 
 
 def _given(maps: Tensor | None, x: Tensor) -> Tensor:
-    """The packed maps, or x itself, which then lies as a kernel wants it."""
+    """Return the packed maps, or x itself, which then has the layout a kernel expects."""
     return x.permute(0, 1, 3, 4, 2) if maps is None else maps
 
 
 def _convolve_back(
     dy: Tensor, code: Tensor, x: Tensor, maps: Tensor, packed: Tensor, conv: Conv, weight: Any, wants_input: bool
 ) -> tuple[Tensor, ...]:
-    """-> dx (absent if not wanted), dw, db (absent if not a stage); ``weight`` is the shape for one client."""
+    """Return dx (absent if not needed), dw, db (absent if not a stage); ``weight`` is the shape for one client."""
     dy = _channels_last(dy, conv.operands)
     maps = _given(maps if maps.dim() == 5 else None, x)
     dw, db = kernels().weight_gradient(maps, dy, code if conv.pooled else None, weight, conv)
@@ -166,7 +166,7 @@ class _Convolution(Function):
         _, code, maps, packed = output
         ctx.weight = tuple(weight.shape[1:])
         ctx.mark_non_differentiable(code, maps, packed)
-        ctx.set_materialize_grads(False)  # which would fill a tensor of zeros for each of the three
+        ctx.set_materialize_grads(False)  # else each of the three would get a tensor of zeros
         ctx.save_for_backward(code, x, maps, packed)
 
     @staticmethod
@@ -187,7 +187,7 @@ class _ConvolutionGradient(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no second derivative."""
+        """Keep nothing: there is no second derivative."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ class _ConvolutionGradient(Function):
 
 
 def _normalise(x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm) -> tuple[Tensor, ...]:
-    """-> y (K, B, C, H, W)."""
+    """Return y (K, B, C, H, W)."""
     maps = _channels_last(x, norm.operands)
     added = None if residual is None else _channels_last(residual, norm.operands)
     return (_channels_second(kernels().norm(maps, added, scale, shift, norm.groups, norm.eps, norm.relu)),)
@@ -207,7 +207,7 @@ def _normalise(x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor,
 def _normalise_back(
     dy: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm
 ) -> tuple[Tensor, ...]:
-    """-> dx, dresidual (absent without one), dscale, dshift."""
+    """Return dx, dresidual (absent without a residual), dscale, dshift."""
     dy, maps = _channels_last(dy, norm.operands), _channels_last(x, norm.operands)
     out = None if y is None else _channels_last(y, norm.operands)
     dx, dresidual, dscale, dshift = kernels().norm_gradient(
@@ -250,7 +250,7 @@ class _NormGradient(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no second derivative."""
+        """Keep nothing: there is no second derivative."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Convolutions of all clients at once, as Triton kernels: each client has weights of its own.
+"""Convolutions of all clients at once, as Triton kernels: each client has its own weights.
 
 Maps are stored with channels last, (K, B, H, W, C); K clients, B images each. Every kernel is a matrix product whose
 operands are gathered on the way ("implicit"): sums are float32, operands bfloat16 or float32 (multiplied as TF32).
@@ -42,7 +42,7 @@ def _power(n: int, low: int = 16, high: int = 1 << 30) -> int:
 
 
 def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int) -> Blocks:
-    """Block sizes by shape: the table of measured choices. ``kind`` is forward, weight or input."""
+    """Return block sizes by shape, from measurements. ``kind`` is forward, weight or input."""
     if kind == "forward" and conv.pooled:
         if columns >= 64:
             chosen = Blocks(64, 64, 32)
@@ -77,7 +77,7 @@ def _pack_weight(
     source, packed, client_stride, C: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr,
     CP: tl.constexpr, OUTP: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """(OUT, C * TAPS) float32 -> (TAPS, CP, OUTP); what is padded is zero."""
+    """Pack (OUT, C * TAPS) float32 into (TAPS, CP, OUTP); the padding is zero."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)  # channel-major, as in memory
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -94,7 +94,7 @@ def _pack_maps(
     source, packed, client_stride, b_stride, c_stride, h_stride, w_stride, pixels, H, W,
     C: tl.constexpr, CP: tl.constexpr, CB: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """(B, C, H, W) of any strides -> (B, H, W, CP); what is padded is zero."""
+    """Pack (B, C, H, W) of any strides into (B, H, W, CP); the padding is zero."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.arange(0, CB)
@@ -134,7 +134,7 @@ def _shifted(
 
 @triton.jit
 def _better(best, where, value, q: tl.constexpr):
-    """The first of the largest values, or the last NaN, as torch's max-pool."""
+    """Keep the first of the largest values, or the last NaN, like torch's max-pool."""
     larger = (value > best) | (value != value)
     return tl.where(larger, value, best), tl.where(larger, q, where)
 
@@ -146,7 +146,7 @@ def _forward(
     STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (rows, OUT) of one client, rows the output pixels (b, oy, ox), pooled where POOL."""
+    """Compute y (rows, OUT) of one client; rows are the output pixels (b, oy, ox), pooled where POOL."""
     client = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -188,7 +188,7 @@ def _forward(
 
 @triton.jit
 def _chosen(gradient, code, slope):
-    """The gradient before the leaky ReLU, float32, from that of the pooled map."""
+    """Return the gradient before the leaky ReLU, float32, from that of the pooled map."""
     value = gradient.to(tl.float32)
     return tl.where((code & 4) > 0, value, value * slope)
 
@@ -257,7 +257,7 @@ def _sum_parts(
     parts, bias_parts, dw, db, splits, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Sums the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
+    """Sum the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -299,7 +299,7 @@ def _input_gradient(
     KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr,
     TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx (B, H, W, C) of one client.
+    """Compute dx (B, H, W, C) of one client.
 
     A row is a block of STEP x STEP pixels of the padded input, whose pixels all read the same outputs; a column is
     a pixel of the block and a channel. Pixel ``STEP * j + r`` reads output ``j - d`` at patch place ``STEP * d + r``.
@@ -347,7 +347,7 @@ def _input_gradient(
 
 @triton.jit
 def _total(per_channel, WHOLE: tl.constexpr):
-    """Sums over a group: of all its channels, if it has more than one."""
+    """Sum over a group: over all its channels, if it has more than one."""
     if WHOLE:
         return tl.zeros_like(per_channel) + tl.sum(per_channel, 0)
     return per_channel
@@ -355,7 +355,7 @@ def _total(per_channel, WHOLE: tl.constexpr):
 
 @triton.jit
 def _standardise(x, inside, count, eps, WHOLE: tl.constexpr):
-    """x (pixels, channels) with mean 0 and variance 1 in each group, and 1 / standard deviation (channels,)."""
+    """Scale x (pixels, channels) to mean 0 and variance 1 per group; also return 1 / standard deviation (channels,)."""
     mean = _total(tl.sum(x, 0), WHOLE) / count
     centred = tl.where(inside, x - mean[None, :], 0.0)
     rate = tl.rsqrt(_total(tl.sum(centred * centred, 0), WHOLE) / count + eps)
@@ -368,7 +368,7 @@ def _norm(
     C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One group, or BC channels that are each a group, of one image (pixels, C): normalise, [add,] [ReLU]."""
+    """Normalise, [add,] [ReLU] one group, or BC channels that are each a group, of one image (pixels, C)."""
     image = tl.program_id(0).to(tl.int64)
     client = image // batch
     WIDTH: tl.constexpr = GROUP if WHOLE else BC
@@ -394,7 +394,7 @@ def _norm_gradient(
     C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of ``_norm``; those of scale and shift for each image, still to be summed."""
+    """Compute the gradients of ``_norm``; those of scale and shift per image, still to be summed."""
     image = tl.program_id(0).to(tl.int64)
     client = image // batch
     WIDTH: tl.constexpr = GROUP if WHOLE else BC
@@ -432,13 +432,13 @@ Weight = tuple[int, int, int, int]  # (outputs, C, kh, kw): shape of one client'
 
 
 def _depth(weight: Weight, conv: Conv) -> int:
-    """Places in a patch times channels in memory."""
+    """Return the places in a patch times the channels in memory."""
     _, channels, kh, kw = weight
     return (kh + conv.pooled) * (kw + conv.pooled) * _padded(channels)
 
 
 def _constants(weight: Weight, conv: Conv) -> dict[str, Any]:
-    """The convolution as constants of a kernel."""
+    """Return the convolution as constants of a kernel."""
     outputs, _, kh, kw = weight
     return {
         "OUT": outputs,
@@ -453,7 +453,7 @@ def _constants(weight: Weight, conv: Conv) -> dict[str, Any]:
 
 
 def _padded(channels: int) -> int:
-    """Channels in memory: few enough to waste nothing, aligned to 8 or 16 bytes."""
+    """Return the channels in memory: few enough to waste nothing, aligned to 8 or 16 bytes."""
     return 4 if channels <= 4 else -(-channels // 8) * 8
 
 
@@ -468,7 +468,7 @@ def _cut(blocks: Blocks) -> dict[str, int]:
 
 
 def pack_weight(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """w (K, outputs, C, kh, kw) -> (K, kh * kw, C padded, outputs padded) of type ``dtype``."""
+    """Pack w (K, outputs, C, kh, kw) to (K, kh * kw, C padded, outputs padded) of type ``dtype``."""
     clients, outputs, channels, kh, kw = w.shape
     w = w if w[0].is_contiguous() else w.contiguous()
     taps, cp, outp = kh * kw, _padded(channels), _power(outputs)
@@ -480,7 +480,7 @@ def pack_weight(w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def pack_maps(x: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """x (K, B, C, H, W) of any strides -> (K, B, H, W, C padded) of type ``dtype``; None if x already lies so."""
+    """Pack x (K, B, C, H, W) of any strides to (K, B, H, W, C padded) of type ``dtype``; None if x already is."""
     clients, batch, channels, height, width = x.shape
     cp = _padded(channels)
     if x.dtype == dtype and cp == channels and x[0].permute(0, 2, 3, 1).is_contiguous():
@@ -496,7 +496,7 @@ def pack_maps(x: Tensor, dtype: torch.dtype) -> Tensor | None:
 def forward(
     maps: Tensor, packed: Tensor, bias: Tensor | None, weight: Weight, conv: Conv, blocks: Blocks | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Packed maps and weights -> y (K, B, H', W', outputs) and, of a stage, its code (uint8)."""
+    """Map packed maps and weights to y (K, B, H', W', outputs) and, for a stage, its code (uint8)."""
     clients, batch, height, width, cp = maps.shape
     outputs, _, *kernel = weight
     sides = ((n + 2 * conv.padding - k) // conv.stride + 1 for n, k in zip((height, width), kernel, strict=True))
@@ -516,14 +516,14 @@ def forward(
 def weight_gradient(
     maps: Tensor, dy: Tensor, code: Tensor | None, weight: Weight, conv: Conv, blocks: Blocks | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Packed maps and dy (K, B, H', W', outputs) -> dw (K, outputs, C, kh, kw) and, of a stage, db (K, outputs)."""
+    """Map packed maps, dy (K, B, H', W', outputs) to dw (K, outputs, C, kh, kw) and, for a stage, db (K, outputs)."""
     clients, batch, height, width, cp = maps.shape
     oh, ow = dy.shape[2:4]
     outputs, channels, kh, kw = weight
     rows, outp, depth = batch * oh * ow, _power(outputs), _depth(weight, conv)
     blocks = blocks or choose_blocks("weight", conv, depth, outputs, rows)
     tiles = triton.cdiv(depth, blocks.rows) * (outp // blocks.columns)
-    # The sum over pixels is cut in parts where there are too few blocks to keep the device busy.
+    # The sum over pixels is split into parts where there are too few blocks to keep the device busy.
     splits = min(triton.cdiv(_PROGRAMS, tiles * clients), triton.cdiv(rows, 4 * blocks.depth))
     rows_each = triton.cdiv(triton.cdiv(rows, splits), blocks.depth) * blocks.depth
     splits = triton.cdiv(rows, rows_each)
@@ -552,7 +552,7 @@ def input_gradient(
     dtype: torch.dtype,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """dy (K, B, H', W', outputs) and packed weights -> dx (K, B, H, W, C) for maps of H x W = ``sides``."""
+    """Map dy (K, B, H', W', outputs) and packed weights to dx (K, B, H, W, C) for maps of H x W = ``sides``."""
     clients, batch, oh, ow, outputs = dy.shape
     (height, width), channels, pad = sides, weight[1], conv.padding
     step = 2 if conv.pooled else conv.stride
@@ -570,7 +570,7 @@ def input_gradient(
 
 
 def _norm_cut(maps: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Grid and constants of a norm's kernels for maps (K, B, H, W, C)."""
+    """Return grid and constants of a norm's kernels for maps (K, B, H, W, C)."""
     clients, batch, height, width, channels = maps.shape
     group = channels // groups
     bp = _power(height * width, low=1)
@@ -589,7 +589,7 @@ def _norm_cut(maps: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any
 def norm(
     maps: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool
 ) -> Tensor:
-    """maps (K, B, H, W, C), scale and shift (K, C) -> [ReLU of] the normalised maps [plus ``residual``]."""
+    """Return [ReLU of] the normalised maps (K, B, H, W, C) with scale and shift (K, C) [plus ``residual``]."""
     y = torch.empty_like(maps)
     grid, constants = _norm_cut(maps, groups)
     _norm[grid](
@@ -602,7 +602,7 @@ def norm(
 def norm_gradient(
     dy: Tensor, maps: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """-> dx, dresidual (where the result ``y`` is given: a residual was added), dscale, dshift (K, C)."""
+    """Return dx, dresidual (if the result ``y`` is given: a residual was added), dscale, dshift (K, C)."""
     dx = torch.empty_like(maps)
     dresidual = None if y is None else torch.empty_like(maps)
     dscale, dshift = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What is done beside the model, as one kernel for all clients where CUDA and Triton are there."""
+"""The parts of a step besides the model, each as one kernel for all clients where CUDA and Triton are available."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from torch.autograd import Function
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton, which comes with torch for CUDA on Linux, is there."""
+    """Return whether Triton, which comes with torch for CUDA on Linux, is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def kernels() -> ModuleType:
-    """The module of kernels; imported when first needed."""
+    """Import the module of kernels when first needed."""
     from bespoke.gpu import step_kernels
 
     return step_kernels
 
 
 def usable(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether the kernels can take x, of which they want this type."""
+    """Return whether the kernels, which need this type, can take x."""
     return x.is_cuda and x.dtype == dtype and has_triton()
 
 
 def map_lanes(function: type[Function], info: Any, in_dims: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
-    """A vmap rule for functions of stacked tensors: the mapped axis and the clients' axis become one.
+    """Apply a function of stacked tensors as a vmap rule: merge the mapped axis with the clients' axis.
 
-    A tensor that all share is not copied.
+    A tensor that all clients share is not copied.
     """
     size = info.batch_size
     stacked = [
@@ -49,7 +49,7 @@ def map_lanes(function: type[Function], info: Any, in_dims: Sequence[Any], input
 
 
 def threefry(first: Tensor, second: Tensor, counter: Tensor) -> Tensor:
-    """Words (..., 2) for the two words of a key and a counter, int64 on a CUDA device, which broadcast."""
+    """Return words (..., 2) for the two words of a key and a counter, int64 on a CUDA device, which broadcast."""
     out: Tensor = _Threefry.apply(first, second, counter.to(first.device))
     return out
 
@@ -84,7 +84,7 @@ class _Threefry(Function):
 
 
 def take_scaled(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows (B,) of a pool x (N, ...) of 8-bit images, from -1 to 1: (B, ...) of type ``dtype``."""
+    """Return rows (B,) of a pool x (N, ...) of 8-bit images, scaled to [-1, 1]: (B, ...) of type ``dtype``."""
     if dtype == torch.float32 and usable(x, torch.uint8):
         out: Tensor = _TakeScaled.apply(x, rows)
         return out
@@ -115,7 +115,7 @@ class _TakeScaled(Function):
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the real rows, 0-d: logits (B, C), labels and mask (B,). Any derivative is there."""
+    """Return the mean over the real rows, 0-d: logits (B, C), labels and mask (B,). All derivatives exist."""
     loss: Tensor = _CrossEntropy.apply(logits[None], labels[None], mask[None])[0]
     return loss.squeeze(0)
 
@@ -135,7 +135,7 @@ class _CrossEntropy(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # which would fill a tensor of zeros for it
+        ctx.set_materialize_grads(False)  # else it would get a tensor of zeros
         ctx.save_for_backward(*inputs, output[1])
 
     @staticmethod
@@ -144,7 +144,7 @@ class _CrossEntropy(Function):
 
 
 class _CrossEntropyGradient(Function):
-    """(dloss (K,), logits, labels, mask, slope) -> (dlogits,); derived by the formula of the softmax's Jacobian."""
+    """(dloss (K,), logits, labels, mask, slope) -> (dlogits,); differentiated by the softmax's Jacobian."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor]:

@@ -1,4 +1,4 @@
-"""Triton kernels of what is done beside the model, for all clients: to draw, fetch rows, the loss, the optimiser."""
+"""Triton kernels for all clients, besides the model: random draws, fetching rows, the loss, the optimiser."""
 
 import torch
 import triton
@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
-_LEAVES = 16  # that one launch updates
+_LEAVES = 16  # updated by one launch
 _ROWS, _NUMBERS = 64, 8192  # of logits that a program holds at once, at most
 
 
@@ -55,7 +55,7 @@ def _threefry(first, second, counter, out, total, n1, n2, n3, s0, s1, s2, s3, t0
 
 
 def threefry(first: Tensor, second: Tensor, counter: Tensor) -> Tensor:
-    """Threefry-2x32-20 of keys' words and counters, int64 that broadcast: (..., 2) words of 32 bits."""
+    """Compute Threefry-2x32-20 of keys' words and counters, int64 that broadcast: (..., 2) words of 32 bits."""
     shape = torch.broadcast_shapes(first.shape, counter.shape)
     out = first.new_empty((*shape, 2))
     words = [t.expand(shape) for t in (first, second, counter)]
@@ -84,7 +84,7 @@ def _take_scaled(x, rows, out, size, BLOCK: tl.constexpr):
 
 
 def take_scaled(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows (...) int64 of x (N, ...) uint8 as float32 from -1 to 1: (*rows, ...)."""
+    """Return rows (...) int64 of x (N, ...) uint8 as float32 in [-1, 1]: (*rows, ...)."""
     size = x[0].numel()
     x, rows = x.contiguous(), rows.contiguous()
     out = x.new_empty((*rows.shape, *x.shape[1:]), dtype=torch.float32)
@@ -127,7 +127,7 @@ def _cross_entropy(logits, labels, mask, loss, slope, rows, C: tl.constexpr, COL
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the real rows, and its gradient: logits (K, B, C), labels and mask (K, B) -> (K,), (K, B, C)."""
+    """Return the mean over the real rows and its gradient: logits (K, B, C), labels, mask (K, B) -> (K,), (K, B, C)."""
     clients, rows, classes = logits.shape
     logits, labels, mask = logits.contiguous(), labels.contiguous(), mask.contiguous()
     loss, slope = logits.new_empty(clients), torch.empty_like(logits)
@@ -177,7 +177,7 @@ def sgd_update(
     weight_decay: float,
     momentum: float,
 ) -> None:
-    """One step of SGD on the leaves (K, ...) of K clients, in place: the parameters and their moments.
+    """Do one step of SGD on the leaves (K, ...) of K clients, in place: the parameters and their moments.
 
     As torch.optim.SGD: weight decay is added to the gradient, then ``momentum`` times the moment. ``moments`` is
     None without momentum and starts at zeros; ``rate`` is 0-d or (K,). Clients that are not ``active`` (K,) stay as

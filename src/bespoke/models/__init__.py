@@ -24,9 +24,9 @@ class ModelSpec(NamedTuple):
     """A row of the table of models."""
 
     build: Callable[[ModelSettings, Sequence[int], int], nn.Module]  # (settings, input_shape, num_outputs)
-    doc: str  # a line on it
-    norms: tuple[str, ...] = ("none",)  # kinds of normalisation; the first is its own choice; empty: see takes
-    takes: Mapping[str, Any] = {}  # the other settings it has, with its own choice of each
+    doc: str  # one line
+    norms: tuple[str, ...] = ("none",)  # kinds of normalisation, the default first; empty: see takes
+    takes: Mapping[str, Any] = {}  # its other settings, with its default for each
     head: str = "head"  # name of its last layer
 
 
@@ -35,7 +35,7 @@ _DEEP = ("group", "instance", "layer", "per_group")
 _STEM = {"stem": "cifar", "stem_pool": False, "final_norm": "none"}
 
 _SHIPPED: dict[str, ModelSpec] = {
-    "linear": ModelSpec(basic.linear, "one linear layer, nothing but a head: logistic regression"),
+    "linear": ModelSpec(basic.linear, "one linear layer, only a head: logistic regression"),
     "mlp": ModelSpec(basic.mlp, "one hidden layer", ("none", "group", "layer"), {"hidden": 64}),
     "cnn": ModelSpec(
         cnn.cnn, "two convolutions and a hidden layer, from 4x4 up", _PLAIN, {"width": 16, "hidden": 64, "dropout": 0.0}
@@ -65,10 +65,10 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(ModelSett
 
 
 def _own(thing: Any, where: str) -> ModelSpec:
-    """Make a row of the table of a user's ``build(input_shape, num_classes, ...)``, or of a class that is called so.
+    """Make a row of the table from a user's ``build(input_shape, num_classes, ...)``, a function or a class.
 
-    It may ask for keys of ``[model]`` too, whose defaults are then its own choices. Its attribute ``head`` names the
-    last layer, if that is not called ``head``.
+    Its further parameters may be keys of ``[model]``, with its own defaults. Its attribute ``head`` names the last
+    layer, if that is not called ``head``.
     """
     if isinstance(thing, nn.Module):
         raise UserError(f"{where}: give the class {type(thing).__name__} or a function that builds it, not a module")
@@ -80,7 +80,9 @@ def _own(thing: Any, where: str) -> ModelSpec:
         offered = {"input_shape": input_shape, "num_classes": num_classes, "settings": settings}
         module = made(offered | {key: getattr(settings, key) for key in _DEFAULTS})
         if not isinstance(module, nn.Module):
-            raise UserError(f"the model {settings.name} gives a {type(module).__name__}: return a torch module")
+            raise UserError(
+                f"the model {settings.name} returns an object of type {type(module).__name__}: return a torch module"
+            )
         return module
 
     norms = () if "norm" in takes else ("none",)
@@ -91,11 +93,11 @@ MODELS: Registry[ModelSpec] = Registry("model", _SHIPPED, _own, "bespoke.models"
 
 
 def register_model(name: str, build: Callable[..., nn.Module], head: str | None = None) -> None:
-    """Add your own model under a name for ``[model]``: a function or class that is called as ``build`` is.
+    """Add your own model, a function or class ``build``, under a name for ``[model]``.
 
     ``build(input_shape, num_classes)`` returns a module whose last layer is its sub-module ``head``, by default the
     one of that name. Further parameters of ``build`` that are keys of ``[model]``, such as ``hidden=64``, take their
-    values from there. Registering a name of yours again replaces it.
+    values from there. Registering your own name again replaces it.
     """
     MODELS.register(name, build, "register_model")
     if head is not None:
@@ -103,7 +105,7 @@ def register_model(name: str, build: Callable[..., nn.Module], head: str | None 
 
 
 def build_module(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """The module of a ``[model]`` table for examples of ``input_shape`` (without the batch axis)."""
+    """Return the module of a ``[model]`` table for examples of ``input_shape`` (without the batch axis)."""
     filled = _filled(settings)
     return MODELS[filled.name].build(filled, tuple(input_shape), num_outputs)
 
@@ -118,7 +120,7 @@ def build_task(
     objective: Objective = CLASSIFICATION,
     key: Tensor | None = None,
 ) -> Task:
-    """The task of a ``[model]`` table for examples of ``input_shape`` (without the batch axis); ``key`` as in Task."""
+    """Return the task of a ``[model]`` table for examples of ``input_shape`` (no batch axis); ``key`` as in Task."""
     spec, shape = MODELS[_filled(settings).name], tuple(input_shape)
 
     def build() -> nn.Module:
@@ -128,7 +130,7 @@ def build_task(
 
 
 def _filled(settings: ModelSettings) -> ModelSettings:
-    """The settings with the model's own choices; those that mean nothing to it are refused."""
+    """Fill the settings with the model's defaults; refuse those that mean nothing to it."""
     check(settings, "[model]")
     spec = MODELS.find(settings.name, "[model] name")
     if settings.norm and spec.norms:

@@ -1,4 +1,4 @@
-"""A net for the wake-word task of Self-FL, whose paper tells no more than the number of layers and the size."""
+"""A net for the wake-word task of Self-FL, whose paper gives only the number of layers and the size."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _LAYERS = (64, _POOL, 128, _POOL, 256, 256, _POOL, 256, 256, 384, _POOL)  # chan
 
 
 def audio_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """Eleven convolutions and max-pools on spectrograms (B, 1, time, frequency), averaged: d = 384.
+    """Build eleven convolutions and max-pools on spectrograms (B, 1, time, frequency), averaged: d = 384.
 
-    3,025,024 parameters in the body. He's initialisation, since without norms torch's own would let the
-    signal fade; ReLU after each convolution.
+    3,025,024 parameters in the body. He's initialisation, since without norms the signal would fade with
+    torch's own; ReLU after each convolution.
     """
     channels, *_ = image_shape(input_shape, settings.name, 16)
     body: OrderedDict[str, nn.Module] = OrderedDict()

@@ -11,12 +11,12 @@ from bespoke.models.settings import ModelSettings
 
 
 def linear(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """One linear layer on the flattened example: the body is empty, the features are the example."""
+    """Build one linear layer on the flattened example: the body is empty, the features are the example."""
     return layers.Classifier(nn.Flatten(), layers.linear(math.prod(input_shape), num_outputs))
 
 
 def mlp(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """One hidden layer: flatten, linear, [norm,] ReLU (features, d = hidden), linear."""
+    """Build a net with one hidden layer: flatten, linear, [norm,] ReLU (features, d = hidden), linear."""
     body = OrderedDict(
         flatten=nn.Flatten(),
         fc=layers.linear(math.prod(input_shape), settings.hidden),

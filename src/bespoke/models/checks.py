@@ -1,4 +1,4 @@
-"""What models refuse, each in one sentence."""
+"""Checks of models, each with a one-sentence error."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from bespoke.errors import UserError
 
 
 def check_norm(norm: str, model: str, allowed: Sequence[str]) -> None:
-    """Refuse a kind of normalisation that this model, or no model here, has."""
+    """Refuse a kind of normalisation that this model, or any model here, lacks."""
     if norm == "batch":
         raise UserError(
-            '[model] norm = "batch" is not offered, since its running statistics mix rows and clients: '
+            '[model] norm = "batch" is not available, since its running statistics mix rows and clients: '
             'use norm = "group"'
         )
     if norm not in allowed:
@@ -18,7 +18,7 @@ def check_norm(norm: str, model: str, allowed: Sequence[str]) -> None:
 
 
 def image_shape(shape: Sequence[int], model: str, smallest: int) -> tuple[int, int, int]:
-    """(channels, height, width) of the examples; refused unless images of at least ``smallest``."""
+    """Return (channels, height, width) of the examples; refuse all but images of at least ``smallest``."""
     if len(shape) == 3 and min(shape[1:]) >= smallest:
         return shape[0], shape[1], shape[2]
     if len(shape) == 3 and shape[2] in (1, 3) and min(shape[:2]) >= smallest:

@@ -1,4 +1,4 @@
-"""Convolutions one after another, each halved by a max-pool, and linear layers: the small nets of the papers."""
+"""The papers' small nets: convolutions, each with a max-pool that halves the maps, and linear layers."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from bespoke.models.settings import ModelSettings
 
 
 class Stage(NamedTuple):
-    """A convolution, the norm if asked for, the activation, and a max-pool that halves the maps."""
+    """A convolution, the norm if requested, the activation, and a max-pool that halves the maps."""
 
     channels: int
     kernel: int
     padding: int
 
     def side(self, side: int) -> int:
-        """Height or width after the stage."""
+        """Return the height or width after the stage."""
         return (side + 2 * self.padding - self.kernel + 1) // 2
 
     def smallest(self, side: int) -> int:
-        """The smallest height or width of which the stage leaves ``side``."""
+        """Return the smallest height or width from which the stage leaves ``side``."""
         return 2 * side + self.kernel - 1 - 2 * self.padding
 
 
@@ -35,7 +35,7 @@ def _net(
     hidden: Sequence[int],
     slope: float = 0.0,
 ) -> nn.Module:
-    """The stages, then linear layers of ``hidden`` units, all with a leaky ReLU of that slope; then the head."""
+    """Build the stages, then linear layers of ``hidden`` units, all with a leaky ReLU of that slope, then the head."""
     smallest = 1
     for stage in reversed(stages):
         smallest = stage.smallest(smallest)
@@ -63,7 +63,7 @@ def _relu(slope: float) -> nn.Module:
 
 
 def cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """Two 3x3 convolutions (width and twice width channels) and a hidden layer, for images from 4x4 up.
+    """Build two 3x3 convolutions (width and twice width channels) and a hidden layer, for images from 4x4 up.
 
     Features d = hidden, after the ReLU.
     """
@@ -72,7 +72,7 @@ def cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -
 
 
 def cifar_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """The CNN of FedPAC and pFedFDA for CIFAR: 106,400 parameters in the body for 32x32 colour images, d = 128.
+    """Build FedPAC's and pFedFDA's CNN for CIFAR: 106,400 parameters in the body for 32x32 colour images, d = 128.
 
     Maps 16x28x28, 32x12x12 and 64x6x6, each pooled; leaky ReLU of slope 0.01, also before the features.
     """
@@ -81,7 +81,7 @@ def cifar_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: 
 
 
 def emnist_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """The CNN of FedPAC and pFedFDA for EMNIST: 115,776 parameters in the body for 28x28 grey images, d = 128.
+    """Build FedPAC's and pFedFDA's CNN for EMNIST: 115,776 parameters in the body for 28x28 grey images, d = 128.
 
     Maps 16x24x24 and 32x10x10, each pooled; leaky ReLU of slope 0.01, also before the features.
     """
@@ -89,7 +89,7 @@ def emnist_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs:
 
 
 def pfedvmp_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """The CNN of pFedVMP: 873,408 parameters in the body for 32x32 colour images, d = hidden = 512.
+    """Build pFedVMP's CNN: 873,408 parameters in the body for 32x32 colour images, d = hidden = 512.
 
     Two 5x5 convolutions (32 and 64 channels), each pooled; leaky ReLU of slope 0.1, also before the features.
     """
@@ -97,7 +97,7 @@ def pfedvmp_cnn(settings: ModelSettings, input_shape: Sequence[int], num_outputs
 
 
 def lenet(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """The CNN of Self-FL for CIFAR-10: 5x5 convolutions of 6 and 16 channels, then 120 and 84 units, d = 84.
+    """Build Self-FL's CNN for CIFAR-10: 5x5 convolutions of 6 and 16 channels, then 120 and 84 units, d = 84.
 
     62,006 parameters for 32x32 colour images and 10 classes; ReLU, also before the features.
     """

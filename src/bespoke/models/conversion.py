@@ -1,4 +1,4 @@
-"""A copy of any module in which the layers that clients cannot share are replaced."""
+"""Conversion of any module: a copy in which the layers that clients cannot share are replaced."""
 
 import copy
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def converted(model: nn.Module, report: Callable[[str], None] = print) -> nn.Mod
 
     BatchNorm becomes GroupNorm with the same scales and shifts; its running statistics are dropped, so a trained model
     needs some more training. Dropout becomes :class:`bespoke.models.layers.Dropout`. Dropout inside attention and
-    recurrent layers, which have no layer of their own for it, is set to 0.
+    recurrent layers, where it is not a separate layer, is set to 0.
     """
     made, replaced = _convert(copy.deepcopy(model), "", {})
     for line in replaced or ["nothing had to be replaced"]:
@@ -25,7 +25,7 @@ def converted(model: nn.Module, report: Callable[[str], None] = print) -> nn.Mod
 
 
 def _convert(layer: nn.Module, name: str, done: dict[int, nn.Module]) -> tuple[nn.Module, list[str]]:
-    """The layer itself with its children converted, or what stands in its place; a layer used twice is made once."""
+    """Return the layer with its children converted, or its replacement; a layer used twice is converted once."""
     if id(layer) in done:
         return done[id(layer)], []
     new, words = _replacement(layer)
@@ -40,7 +40,7 @@ def _convert(layer: nn.Module, name: str, done: dict[int, nn.Module]) -> tuple[n
 
 
 def _replacement(layer: nn.Module) -> tuple[nn.Module, str]:
-    """What a layer becomes, in words; a layer that may stay is returned as it is, without any."""
+    """Return what replaces a layer, and a description; a layer that may stay is returned unchanged with ""."""
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         groups = _groups(layer.num_features)
         norm = nn.GroupNorm(groups, layer.num_features, layer.eps, layer.affine)
@@ -60,13 +60,13 @@ def _replacement(layer: nn.Module) -> tuple[nn.Module, str]:
 
 
 def _groups(channels: int) -> int:
-    """As many groups as leave 8 channels in each, at most 32."""
+    """Return the largest number of groups, at most 32, that leaves at least 8 channels in each."""
     possible = range(1, _MOST_GROUPS + 1)
     return max((g for g in possible if channels % g == 0 and channels // g >= _SMALLEST_GROUP), default=1)
 
 
 def _with_scales_of(layer: nn.Module, new: nn.Module) -> nn.Module:
-    """The new layer with the old one's own scales and shifts, frozen ones included."""
+    """Return the new layer with the old one's scales and shifts, including frozen ones."""
     if layer.affine:
         new.weight, new.bias = layer.weight, layer.bias
     return new

@@ -1,4 +1,4 @@
-"""The pieces of which every model is built: each layer is made here and nowhere else."""
+"""The building blocks of every model: layers are made only here."""
 
 import math
 
@@ -12,8 +12,8 @@ from bespoke.errors import UserError
 from bespoke.gpu import fast_layers
 
 _GROUPS = 4  # of GroupNorm in the plain CNNs
-GROUP_SIZE = 16  # channels a group of GroupNorm in the deep nets
-_SHARED_SIZE = 32  # channels a group of the norm with one scale and shift a group
+GROUP_SIZE = 16  # channels per group of GroupNorm in the deep nets
+_SHARED_SIZE = 32  # channels per group of the norm with one scale and shift per group
 
 
 class Classifier(nn.Module):
@@ -25,20 +25,20 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, ...) -> logits (B, C)."""
+        """Map x (B, ...) to logits (B, C)."""
         return self.head(self.body(x))
 
 
 class Stages(nn.Sequential):
-    """Layers one after another; where they can be, convolution, ReLU and a max-pool that halves are one step.
+    """Layers in sequence; where possible, convolution, ReLU and a max-pool that halves are one step.
 
-    With precision tf32 or bf16, and only where :func:`bespoke.gpu.fast_layers.usable` says so.
+    This needs precision tf32 or bf16, and :func:`bespoke.gpu.fast_layers.usable` inputs.
     """
 
     precision: str = "fp32"
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> what the last layer gives."""
+        """Map x (B, C, H, W) to the last layer's output."""
         if not fast_layers.usable(x, self.precision):
             return super().forward(x)
         left = list(self)
@@ -54,7 +54,7 @@ class Stages(nn.Sequential):
 
 
 def _stage(layers: list[nn.Module]) -> tuple[nn.Conv2d, Tensor, float] | None:
-    """Convolution, its bias and the ReLU's slope, if these make a stage: no norm, and a max-pool that halves."""
+    """Return convolution, bias and ReLU slope, if the layers make a stage: no norm, and a max-pool that halves."""
     if len(layers) < 4:
         return None
     conv, norm, relu, pool = layers
@@ -73,7 +73,7 @@ class Conv2d(nn.Conv2d):
     precision: str = "fp32"
 
     def forward(self, input: Tensor) -> Tensor:
-        """input (B, C, H, W) -> (B, outputs, H', W')."""
+        """Map input (B, C, H, W) to (B, outputs, H', W')."""
         same = self.stride[0] == self.stride[1] and self.padding[0] == self.padding[1] and self.groups == 1
         if not (same and fast_layers.usable(input, self.precision)):
             return super().forward(input.to(self.weight.dtype))
@@ -84,27 +84,27 @@ class Conv2d(nn.Conv2d):
 class Linear(nn.Linear):
     """nn.Linear; on CUDA for many clients at once: see :func:`product`.
 
-    The bias is added by itself there, since under vmap torch would multiply it by one before.
+    The bias is added separately there, since under vmap torch would multiply it by one first.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """input (B, inputs) -> (B, outputs)."""
+        """Map input (B, inputs) to (B, outputs)."""
         if not input.is_cuda:
             return super().forward(input)
         return product(input, self.weight) + self.bias
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., B, inputs) times weight (outputs, inputs): (..., B, outputs), as F.linear has it.
+    """Multiply x (..., B, inputs) by weight (outputs, inputs) as F.linear does: (..., B, outputs).
 
-    With the weight on the left its gradient under vmap lies in memory as the weight does. F.linear's lies the other
-    way round, and the optimiser would have to copy it, which took a quarter of a step of 50 clients with 10 rows each.
+    With the weight on the left, its gradient under vmap has the weight's memory layout. F.linear's gradient is
+    transposed, and copying it in the optimiser took a quarter of a step of 50 clients with 10 rows each.
     """
     return (weight @ x.mT).mT
 
 
 class GroupNorm(nn.GroupNorm):
-    """nn.GroupNorm, then a residual added, then a ReLU if wanted; with precision tf32 or bf16 all in one kernel."""
+    """nn.GroupNorm, plus an optional residual and ReLU; with precision tf32 or bf16 all in one kernel."""
 
     precision: str = "fp32"
 
@@ -113,7 +113,7 @@ class GroupNorm(nn.GroupNorm):
         self.relu = relu
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """input and residual (B, C, H, W) -> the same shape."""
+        """Map input and residual (B, C, H, W) to the same shape."""
         if fast_layers.usable(input, self.precision) and fast_layers.norm_fits(input, self.num_groups):
             scale, shift = self._by_channel()
             return fast_layers.norm(input, residual, scale, shift, self.num_groups, self.eps, self.relu, self.precision)
@@ -129,21 +129,21 @@ class GroupNorm(nn.GroupNorm):
 
 
 class Dropout(Random):
-    """Each value is zero with probability p in training, the others are raised to keep the mean; else the identity.
+    """Dropout: in training each value is zero with probability p, and the others are scaled up to keep the mean.
 
-    It draws by the batch's key wherever a training loss hands it on. With ``by_channel`` all values of a channel
+    It draws from the batch's key wherever a training loss passes it on. With ``by_channel`` all values of a channel
     share one draw.
     """
 
     def __init__(self, p: float, by_channel: bool = False) -> None:
         super().__init__()
         if not 0.0 <= p < 1.0:
-            raise UserError(f"dropout needs a share p of at least 0 and less than 1, not {p}")
+            raise UserError(f"dropout p must be at least 0 and less than 1, not {p}")
         self.p = p
         self.by_channel = by_channel
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, ...), or (B, C, ...) if by channel -> the same shape."""
+        """Map x (B, ...), or (B, C, ...) if by channel, to the same shape."""
         key = self.draw()
         if key is None:
             return x
@@ -152,7 +152,7 @@ class Dropout(Random):
 
 
 class SharedGroupNorm(GroupNorm):
-    """GroupNorm with one scale and one shift for each group: ``weight`` and ``bias`` are (groups,).
+    """GroupNorm with one scale and one shift per group: ``weight`` and ``bias`` are (groups,).
 
     Statistics per sample and group, biased variance.
     """
@@ -173,7 +173,7 @@ class SharedGroupNorm(GroupNorm):
 
 
 def set_precision(module: nn.Module, precision: str) -> nn.Module:
-    """The module with the precision of its fast layers set: fp32 (torch's own layers), tf32 or bf16."""
+    """Set the precision of a module's fast layers: fp32 (torch's own layers), tf32 or bf16; return the module."""
     if precision not in PRECISIONS:
         raise UserError(f"the precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     for layer in module.modules():
@@ -185,17 +185,17 @@ def set_precision(module: nn.Module, precision: str) -> nn.Module:
 def conv2d(
     inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias: bool = True
 ) -> nn.Module:
-    """A convolution: (B, inputs, H, W) -> (B, outputs, H', W')."""
+    """Return a convolution: (B, inputs, H, W) -> (B, outputs, H', W')."""
     return Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=bias)
 
 
 def linear(inputs: int, outputs: int) -> nn.Module:
-    """A linear layer with bias: (B, inputs) -> (B, outputs)."""
+    """Return a linear layer with bias: (B, inputs) -> (B, outputs)."""
     return Linear(inputs, outputs)
 
 
 def max_pool(kernel: int, stride: int | None = None, padding: int = 0) -> nn.Module:
-    """The largest value of each window: (B, C, H, W) -> (B, C, H', W'); without a stride, windows do not overlap."""
+    """Return a max-pool: (B, C, H, W) -> (B, C, H', W'); without a stride, windows do not overlap."""
     return nn.MaxPool2d(kernel, stride, padding)
 
 
@@ -203,36 +203,36 @@ class MeanPool(nn.Module):
     """The mean of each map: (B, C, H, W) -> (B, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> (B, C)."""
+        """Map x (B, C, H, W) to (B, C)."""
         return _full(x).mean((2, 3))
 
 
 class Flatten(nn.Flatten):
-    """(B, C, H, W) -> (B, C * H * W), as linear layers want it."""
+    """(B, C, H, W) -> (B, C * H * W), as linear layers need it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input (B, ...) -> (B, d)."""
+        """Map input (B, ...) to (B, d)."""
         return _full(super().forward(input))
 
 
 def _full(x: Tensor) -> Tensor:
-    """Maps of half precision as float32; others as they are."""
+    """Convert bfloat16 maps to float32; return others unchanged."""
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def norm2d(kind: str, channels: int, group_size: int = 0, relu: bool = False) -> nn.Module:
-    """A normalisation layer for maps (B, channels, H, W), with a ReLU if wanted; biased variance, eps 1e-5.
+    """Return a normalisation layer for maps (B, channels, H, W), with an optional ReLU; biased variance, eps 1e-5.
 
     ``group`` puts ``group_size`` channels into a group, or makes 4 groups if that is 0; ``instance`` makes every
-    channel a group of its own, ``layer`` makes one group. These have a scale and a shift for each channel;
-    ``per_group`` puts 32 channels into a group and has a scale and a shift for each group. A number that does
-    not divide the channels is replaced by its largest divisor that does. Statistics are per sample.
+    channel its own group, ``layer`` makes one group. These have one scale and shift per channel; ``per_group``
+    puts 32 channels into a group and has one scale and shift per group. A number that does not divide the
+    channels is replaced by its largest divisor that does. Statistics are per sample.
     """
     if kind == "group":
         groups = channels // math.gcd(group_size, channels) if group_size else math.gcd(_GROUPS, channels)
         return GroupNorm(groups, channels, relu)
     if kind == "instance":
-        return GroupNorm(channels, channels, relu)  # as nn.InstanceNorm2d, and faster, also under vmap
+        return GroupNorm(channels, channels, relu)  # like nn.InstanceNorm2d, but faster, also under vmap
     if kind == "per_group":
         return SharedGroupNorm(channels // math.gcd(_SHARED_SIZE, channels), channels, relu)
     if kind == "layer":
@@ -241,14 +241,14 @@ def norm2d(kind: str, channels: int, group_size: int = 0, relu: bool = False) ->
 
 
 def norm1d(kind: str, units: int) -> nn.Module:
-    """A normalisation layer for vectors (B, units), with a scale and a shift for each unit; ``group``: 4 groups."""
+    """Return a normalisation layer for vectors (B, units), with one scale and shift per unit; ``group``: 4 groups."""
     if kind == "group":
         return nn.GroupNorm(math.gcd(_GROUPS, units), units)
     return nn.LayerNorm(units) if kind == "layer" else nn.Identity()
 
 
 def he_init(module: nn.Module) -> nn.Module:
-    """The module with its convolutions drawn from He's normal distribution (fan out), their biases 0."""
+    """Draw a module's convolutions from He's normal distribution (fan out), with biases 0; return the module."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

@@ -39,7 +39,7 @@ _STEM, _LAST, _HIDDEN = 16, 576, 1024
 
 
 class SqueezeExcite(nn.Module):
-    """Weighs each map by a number between 0 and 1 that all means together decide: (B, C, H, W) -> same shape.
+    """A weight between 0 and 1 for each map, computed from the means of all maps: (B, C, H, W) -> same shape.
 
     Its hidden layer has a quarter of the channels, rounded to a multiple of 8.
     """
@@ -53,13 +53,13 @@ class SqueezeExcite(nn.Module):
         self.gate = nn.Hardsigmoid()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> the same shape."""
+        """Map x (B, C, H, W) to the same shape."""
         mean = x.mean((2, 3), keepdim=True)
         return x * self.gate(self.excite(self.relu(self.squeeze(mean))))
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each map, [weigh,] narrow; plus the input where the shape stays.
+    """Widen, filter each map, [weight,] narrow; plus the input where the shape stays.
 
     (B, inputs, H, W) -> (B, outputs, H / stride, W / stride).
     """
@@ -77,7 +77,7 @@ class InvertedResidual(nn.Module):
         self.residual = row.stride == 1 and inputs == row.outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
+        """Map x (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         out = self.layers(x)
         return x + out if self.residual else out
 
@@ -99,7 +99,7 @@ def _conv(
 
 
 def mobilenet_v3_small(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """MobileNetV3-Small: 927,008 parameters up to the 576 averaged maps, then 590,848 to the features, d = 1024.
+    """Build MobileNetV3-Small: 927,008 parameters up to the 576 averaged maps, 590,848 to the features, d = 1024.
 
     He's initialisation, no dropout; the norm has as many scales and shifts as BatchNorm.
     """

@@ -1,4 +1,4 @@
-"""ResNet-18 with two stems and four normalisations, and FedPCE's edition of it."""
+"""ResNet-18 with two stems and four normalisations, and FedPCE's version of it."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
+        """Map x (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         out = self.norm1(self.conv1(x))
         return self.norm2(self.conv2(out), self.shortcut(x))
 
 
 def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """ResNet-18: a stem, then four groups of two blocks with 1, 2, 4 and 8 times ``width`` channels, averaged.
+    """Build ResNet-18: a stem, then four groups of two blocks with 1, 2, 4 and 8 times ``width`` channels, averaged.
 
-    Features d = 8 width. He's initialisation. Without convolution biases, since norms follow.
+    Features d = 8 width. He's initialisation. No convolution biases, since norms follow.
     """
     model, norm, width = settings.name, settings.norm, settings.width
     channels, *_ = image_shape(input_shape, model, 8)
@@ -72,7 +72,7 @@ def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_outputs: i
 
 
 def fedpce_resnet18(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """FedPCE's ResNet-18: instance norm, the CIFAR stem with its max-pool, and the features normalised.
+    """Build FedPCE's ResNet-18: instance norm, the CIFAR stem with its max-pool, and the features normalised.
 
     11,174,986 parameters for colour images and 10 classes, 10,624 of them scales and shifts; FedPCE(62) is
     ``width`` 62. The features d = 8 width are taken after the last norm.

@@ -17,7 +17,7 @@ _WORD, _HIDDEN, _FEATURES = 300, 100, 30
 
 
 class WordVectors(nn.Module):
-    """Fixed vectors of the words: tokens (B, T), whole numbers -> (B, T, 300). They are not trained."""
+    """Fixed, untrained word vectors: tokens (B, T), whole numbers -> (B, T, 300)."""
 
     vectors: Tensor
 
@@ -26,17 +26,17 @@ class WordVectors(nn.Module):
         self.register_buffer("vectors", vectors)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T) -> (B, T, 300)."""
+        """Map x (B, T) to (B, T, 300)."""
         if x.is_floating_point():
-            raise UserError("a model of tokens needs examples of whole numbers (int32 or int64): use another model")
+            raise UserError("a token model needs whole numbers (int32 or int64) as examples: use another model")
         return nn.functional.embedding(x, self.vectors)
 
 
 class LSTM(nn.Module):
     """One recurrent layer: (B, T, inputs) -> (B, T, hidden), from a zero state.
 
-    The rows of its weights belong to the input, forget, cell and output gate in this order. There is one bias
-    for each gate, and the forget gate gets 1 more.
+    The rows of its weights belong to the input, forget, cell and output gates in this order. There is one bias
+    per gate, and the forget gate gets 1 more.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -49,7 +49,7 @@ class LSTM(nn.Module):
             nn.init.uniform_(weight, -1 / math.sqrt(hidden), 1 / math.sqrt(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, inputs) -> (B, T, hidden)."""
+        """Map x (B, T, inputs) to (B, T, hidden)."""
         driven = x @ self.weight_x.T + self.bias  # (B, T, 4 hidden)
         h = c = driven.new_zeros(len(x), self.hidden)
         outputs = []
@@ -65,12 +65,12 @@ class Last(nn.Module):
     """The last step of a sequence: (B, T, d) -> (B, d)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, d) -> (B, d)."""
+        """Map x (B, T, d) to (B, d)."""
         return x[:, -1]
 
 
 def _word_vectors(settings: ModelSettings) -> Tensor:
-    """The vectors of the file, or random ones that are the same in every run: (vocabulary, 300) float32."""
+    """Return the vectors of the file, or random ones that are the same in every run: (vocabulary, 300) float32."""
     if not settings.vectors and not settings.vocabulary:
         raise UserError(
             f"the model {settings.name} needs word vectors: set [model] vectors to an .npy file of shape "
@@ -95,9 +95,9 @@ def _word_vectors(settings: ModelSettings) -> Tensor:
 
 
 def sent140_lstm(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """Tokens (B, T) to fixed word vectors, two recurrent layers of 100, the last step, linear to 30 features.
+    """Build fixed word vectors of tokens (B, T), two recurrent layers of 100, the last step, linear to 30 features.
 
-    243,892 parameters for two classes, beside the vectors.
+    243,892 parameters for two classes, besides the vectors.
     """
     if len(input_shape) != 1:
         raise UserError(

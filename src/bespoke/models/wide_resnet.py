@@ -29,14 +29,14 @@ class PreActivationBlock(nn.Module):
         self.shortcut = layers.conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
+        """Map x (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         active = self.norm1(x)
         out = self.conv2(self.norm2(self.conv1(active)))
         return out + (x if self.shortcut is None else self.shortcut(active))
 
 
 def wrn16_2(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-    """WRN-16-2: a 3x3 stem of 16 channels, three groups of two blocks with 32, 64 and 128, norm, ReLU, averaged.
+    """Build WRN-16-2: a 3x3 stem of 16 channels, three groups of two blocks with 32, 64 and 128, norm, ReLU, averaged.
 
     690,384 parameters in the body for colour images, d = 128. He's initialisation, no dropout.
     """

@@ -106,7 +106,9 @@ def split_rows(known: Known, settings: DataSettings, rng: np.random.Generator, o
 def _row_lists(found: Any, where: str) -> list[np.ndarray]:
     """Turn what a user's partition returned into one ascending array of row numbers per client."""
     if not isinstance(found, Sequence):
-        raise UserError(f"{where} returns a {type(found).__name__}: return a list with one array of rows per client")
+        raise UserError(
+            f"{where} returns an object of type {type(found).__name__}: return a list with one array of rows per client"
+        )
     lists = [np.asarray(rows) for rows in found]
     for i, rows in enumerate(lists):
         if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
