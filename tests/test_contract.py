@@ -337,6 +337,12 @@ def test_an_upload_of_what_is_private_is_stopped_by_the_library() -> None:
         CHECKS["private_stays_private"](Subject(Leaks()))
 
 
+def test_a_check_that_failed_fails_again() -> None:
+    for _ in range(2):
+        with pytest.raises(AssertionError, match=r"without key=batch\.key"):
+            CHECKS["dropout_draws_in_training"](Subject(TrainsWithoutDropout()))
+
+
 def test_a_sound_method_of_ones_own_passes() -> None:
     assert check_method(Sound()) == list(CHECKS)
 

@@ -338,11 +338,7 @@ def test_a_partition_may_choose_the_number_of_clients():
 @pytest.mark.parametrize(
     ("lists", "words"),
     [
-<<<<<<< HEAD
-        (3, "the partition mine returns a int: return a list"),
-=======
         (3, "the partition mine returns an object of type int: return a list"),
->>>>>>> e-data
         ([[0, 1], [1], [2]], "gives row 1 out twice"),
         ([[0], [1], [20]], "gives rows 0 to 20, but the data set has 0 to 19"),
         ([[0.5], [1], [2]], "gives client 0 float64 of shape (1,): return row numbers, (n,)"),

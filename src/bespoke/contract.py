@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
+from bespoke.errors import reason
 from bespoke.models.layers import Dropout
 from bespoke.runs.federation import Federation
 
@@ -62,13 +63,11 @@ class _DroppingNet(_Net):
 
 
 class _WatchedDropout(Dropout):
-    """Dropout that remembers a training pass in which it did not draw."""
-
-    silent: ClassVar[list[int]] = []
+    """Dropout that refuses a training pass in which it cannot draw."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self._key is None and torch.is_grad_enabled() and x.requires_grad:
-            self.silent.append(1)
+            raise ValueError("trains through task.features, task.logits or task.classify without key=batch.key")
         return super().forward(x)
 
 
@@ -163,14 +162,14 @@ def trial(
     """
     method, device = subject.method, subject.device
     pool, task, params = toy(device, kind)
-    training = replace(training, rounds=rounds)
+    training = replace(training, rounds=rounds, rate=COHORT / len(SIZES))
     clients = backend(method, task, params, pool, training, seed=SEED)
     if isinstance(clients, BatchedClients):
         # All clients of a chunk share a block, however unequal: the hardest case for masks.
         clients.chunk, clients.padding, clients.similar = chunk, padding, 0.0
         if padding:
             clients.runner.slots = lambda active, lanes: lanes  # a finished client's lane runs on, to no effect
-    federation = Federation.simulated(clients, SEED, replace(training, rate=COHORT / len(SIZES)))
+    federation = Federation.simulated(clients, SEED)
     order = -1 if backwards else 1
     uploads: list[Tree] = []
     logged: list[dict[str, list[float]]] = []
@@ -319,6 +318,7 @@ def neighbours_do_not_matter(subject: Subject) -> None:
     for backend in (SequentialClients, BatchedClients):
         for client in (2, 3):
             clean, spoilt = _in_bad_company(subject, backend, client, False), _in_bad_company(subject, backend, client)
+            _require(bool(clean), subject, f"client {client} was refused ({backend.name})")
             for name, value in clean.items():
                 same = name in spoilt and torch.equal(value, spoilt[name])
                 where = f"client {client}, {backend.name}"
@@ -335,7 +335,7 @@ def _in_bad_company(subject: Subject, backend: type[Simulated], client: int, spo
         pool = replace(pool, x=x, y=torch.where(others, (pool.y + 1) % CLASSES, pool.y))
     training, cohort = replace(SGD, rounds=1), [1, 2, 3, 5]
     clients = backend(subject.method, task, params, pool, training, seed=SEED)
-    federation = Federation.simulated(clients, SEED, training)
+    federation = Federation.simulated(clients, SEED)
     shared, own = federation.down(federation.start(), cohort)
     trained = clients.train(1, cohort, shared, own)
     answered = trained.uploads.clients.tolist()
@@ -354,10 +354,10 @@ def _in_bad_company(subject: Subject, backend: type[Simulated], client: int, spo
 
 def dropout_draws_in_training(subject: Subject) -> None:
     """Check that every training loss passes the batch's key to dropout, with equal results, and evaluation does not."""
-    _WatchedDropout.silent.clear()
-    loop = trial(subject, kind="dropout", rounds=2)
-    silent = bool(_WatchedDropout.silent)
-    _require(not silent, subject, "trains through task.features, task.logits or task.classify without key=batch.key")
+    try:
+        loop = trial(subject, kind="dropout", rounds=2)
+    except ValueError as error:
+        raise AssertionError(f"{type(subject.method).__name__}: {error}") from error
     batched = trial(subject, BatchedClients, kind="dropout", rounds=2)
     _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with dropout")
     _require(loop.evaluated == loop.evaluate(), subject, "a second evaluation gives different numbers with dropout")
@@ -382,7 +382,7 @@ def any_objective_works(subject: Subject) -> None:
         loop, batched = (trial(subject, b, kind="regression", rounds=3) for b in (SequentialClients, BatchedClients))
     except Exception as error:
         raise AssertionError(
-            f"{type(subject.method).__name__}: fails on a regression ({str(error).splitlines()[0]}): use the task's "
+            f"{type(subject.method).__name__}: fails on a regression ({reason(error)}): use the task's "
             "own loss, or declare needs_classes = True"
         ) from error
     _require_equal(subject, loop, batched, subject.tolerance, "loop against batched on a regression")

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can fix."""
+"""The one exception for mistakes that a user can fix, and the first line of any other."""
 
 
 class UserError(Exception):
@@ -6,3 +6,8 @@ class UserError(Exception):
 
     The command line prints the sentence and exits with code 2; no traceback is shown.
     """
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

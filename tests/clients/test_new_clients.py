@@ -64,8 +64,8 @@ def same(one, two):
 def newcomer(method, given, backend="batched", rounds=ROUNDS):
     """The new client's model after some rounds of the others, its test accuracy, and whether anything else moved."""
     pool, task, params = given
-    clients = BACKENDS[backend](method, task, params, pool, TRAINING, seed=3)
-    federation = Federation.simulated(clients, 3, replace(TRAINING, rounds=rounds))
+    clients = BACKENDS[backend](method, task, params, pool, replace(TRAINING, rounds=rounds), seed=3)
+    federation = Federation.simulated(clients, 3)
     server = federation.start()
     for done in federation.rounds(server):
         assert not done.refused

@@ -1,6 +1,7 @@
 """One client's work without a pool: what a node on its own machine does, beside the same client of a simulation."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import final
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from bespoke.algorithms import ALGORITHMS
 from bespoke.clients import SequentialClients
 from bespoke.clients.work import Work, clock, desk_alone
 from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import Rows
+from bespoke.core.objective import CLASSIFICATION, Metric
 from bespoke.core.settings import Training
+from bespoke.core.task import Task
 from bespoke.engine.rows import ClientRows
 
 TRAINING = Training(rounds=2, epochs=2, batch=4, lr=0.1, momentum=0.5, keep_optimizer=True)
@@ -51,7 +56,7 @@ def test_a_node_of_its_own_does_what_the_simulated_client_does(name):
     with torch.no_grad():
         found = work.evaluate(local, held_out, state, down)["scores"]["test"]
     for row in clients.evaluate(2, [CLIENT], shared, own):
-        pairs = {name: [pair["sum"].item(), pair["weight"].item()] for name, pair in found[row.view]["metrics"].items()}
+        pairs = {name: [pair["sum"].item(), pair["weight"].item()] for name, pair in found[row.view].items()}
         assert row.metrics == pairs
 
 
@@ -85,27 +90,50 @@ def test_an_error_inside_a_method_names_method_client_and_round(backend, error):
     )
 
 
-def test_a_metric_that_cannot_be_mapped_runs_on_gathered_outputs_and_switches_nothing_off():
-    from bespoke.core.objective import CLASSIFICATION, Metric
-    from bespoke.core.task import Task
+def picky(outputs, y, mask):
+    """A metric that looks at values."""
+    best = max(outputs[int(i)].max().item() for i in range(len(y)) if mask[i] > 0) if mask.sum() > 0 else 0.0
+    return torch.tensor(best, dtype=torch.float64), mask.sum()
 
-    def picky(outputs, y, mask):
-        best = max(outputs[int(i)].max().item() for i in range(len(y)) if mask[i] > 0) if mask.sum() > 0 else 0.0
-        return torch.tensor(best, dtype=torch.float64), mask.sum()
 
-    found = {}
-    objective = replace(CLASSIFICATION, metrics={"picky": Metric(picky), **CLASSIFICATION.metrics})
+def fussy(outputs, y, mask):
+    """A metric that fails under vmap with an error of its own."""
+    if torch._C._functorch.is_batchedtensor(outputs):
+        raise ValueError
+    return picky(outputs, y, mask)
+
+
+@final
+@dataclass(frozen=True)
+class Unmapped(Algorithm):
+    """Personalises with a value that cannot be read under vmap, and fails there with an error of its own."""
+
+    def client_update(self, local, state, down):
+        return state, {"model": local.sgd(local.task.loss, down["model"])}
+
+    def personalize(self, local, state, down):
+        if torch._C._functorch.is_batchedtensor(local.n):
+            raise LookupError("not here")
+        return down["model"]
+
+
+@pytest.mark.parametrize("similar", [0.0, 0.9], ids=["one block", "several blocks"])
+@pytest.mark.parametrize("method", [ALGORITHMS["fedavg"](), Unmapped()], ids=["mapped", "unmapped"])
+@pytest.mark.parametrize("metric", [picky, fussy])
+def test_a_metric_that_cannot_be_mapped_runs_on_gathered_outputs_and_switches_nothing_off(metric, method, similar):
+    found, data = {}, replace(toy.data(), test=Rows.of([*map(toy.data().test.client, range(4)), []]))
+    objective = replace(CLASSIFICATION, metrics={"picky": Metric(metric), **CLASSIFICATION.metrics})
     task = Task(toy.Net, "head", toy.CLASSES, dtype=torch.float64, objective=objective)
     for backend, kind in toy.BACKENDS.items():
-        clients = kind(ALGORITHMS["fedavg"](), task, toy.start(), toy.data(), TRAINING, SEED)
+        clients = kind(method, task, toy.start(), data, TRAINING, SEED)
+        clients.similar = similar
         toy.train(clients, 1, [0, 1, 2, 3], {"model": toy.start()}, {})
         found[backend] = clients.evaluate(1, toy.EVERYONE, {"model": toy.start()}, {})
-        if backend == "batched":
-            assert len(clients.notes) == 1 and clients.notes[0].startswith("the metric picky runs on gathered outputs")
-            assert not clients._unmapped
-        else:
-            assert clients.notes == []
+        wanted = ["the metric picky runs on gathered outputs"] * (backend == "batched")
+        wanted += ["clients ran one after another"] * (backend == "batched" and isinstance(method, Unmapped))
+        assert [note.partition(",")[0] for note in clients.notes] == wanted
     for one, two in zip(*found.values(), strict=True):
         assert one[:4] == two[:4] and list(one.metrics) == list(two.metrics) == ["picky", "accuracy", "loss"]
         for name in one.metrics:
             assert one.metrics[name] == pytest.approx(two.metrics[name], abs=1e-12)
+    assert found["loop"][-1].total == 0 and found["loop"][-1].metrics["picky"] == [0.0, 0.0]

@@ -22,7 +22,6 @@ from bespoke.core.objective import (
     Metric,
     Objective,
     cross_entropies,
-    find_objective,
 )
 from bespoke.errors import UserError
 
@@ -271,7 +270,7 @@ def test_metrics_are_chosen_by_name_or_given():
     ("call", "sentence"),
     [
         (lambda: CLASSIFICATION.measured_by(("acuracy",)), r"no metric 'acuracy' \(did you mean 'accuracy'\?\)"),
-        (lambda: find_objective("regresion"), r"no objective 'regresion' \(did you mean 'regression'\?\); known are"),
+        (lambda: OBJECTIVES.find("regresion", "here"), r"no objective 'regresion' \(did you mean 'regression'\?\)"),
         (
             lambda: CLASSIFICATION.measured_by(("r2",)).check(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)),
             r"the metric 'r2' cannot be computed from outputs of shape \(4, 3\) and targets of shape \(4,\)",
@@ -306,3 +305,11 @@ def test_the_number_of_outputs_follows_the_targets():
     assert (REGRESSION.num_outputs(y, 0), REGRESSION.num_outputs(y[:, 0], 0)) == (3, 1)
     assert CLASSIFICATION.num_outputs(y[:, 0].long(), 7) == 7
     assert replace(REGRESSION, outputs=2).num_outputs(y[:, 0], 0) == 2
+
+
+def test_metrics_that_are_none_are_refused_in_one_sentence():
+    objective = OBJECTIVES["regression"]
+    with pytest.raises(UserError, match=r"the metric 'x' is made with Metric\(fn\)"):
+        objective.measured_by({"x": lambda outputs, y, mask: (y.sum(), mask.sum())})
+    with pytest.raises(UserError, match=r"metrics = 'r2' is one text: write a list of names"):
+        objective.measured_by("r2")

@@ -19,6 +19,7 @@ from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.clients import BatchedClients
 from bespoke.clients.simulated import Call
+from bespoke.clients.work import Work
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows
@@ -136,7 +137,7 @@ def test_what_cannot_be_recorded_runs_eagerly_with_a_note():
 @pytest.mark.parametrize("method", [FedAvg(), PFedFDA()], ids=["fedavg", "pfedfda"])
 def test_clients_work_without_waiting_for_the_device(method):
     server, _, clients, _ = played(method)
-    call = Call(clients.work.update, [5, 6], rng.TRAIN, 9, method.broadcast(server), {}, name="update")
+    call = Call(Work.update, [5, 6], rng.TRAIN, 9, method.broadcast(server), {}, name="update")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -48,6 +49,8 @@ def test_constants_stay_and_are_in_no_tree(name):
     assert all(torch.equal(value, before[key]) for key, value in constants.items())
     trees = bespoke.tree.flatten({"server": run.server, **{key: m.personal for key, m in run.models.items()}})
     assert not [key for key in trees if key.rpartition("/")[2] in constants]
+    saved = safetensors.torch.load_file(run.save_models() / "0.safetensors")
+    assert all(torch.equal(saved[f"constants/{key}"], value) for key, value in constants.items())
     assert run.models["0"].logits(np.zeros((2, DIM), np.float32)).shape == (2, CLASSES)
 
 

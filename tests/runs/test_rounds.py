@@ -13,6 +13,7 @@ from bespoke.algorithms import ALGORITHMS
 from bespoke.core import rng, tree
 from bespoke.core.settings import Training
 from bespoke.errors import UserError
+from bespoke.runs import recording
 from bespoke.runs.federation import Federation
 
 TRAINING = Training(rounds=4, batch=4, lr=0.1, rate=0.5)
@@ -77,3 +78,32 @@ def test_only_a_simulation_can_be_looked_into():
     fed.inside = None
     with pytest.raises(UserError, match="only a simulation has personal models and probes"):
         fed.inspect()
+
+
+def test_if_the_servers_step_fails_nobodys_state_has_changed_and_the_error_names_the_round():
+    fed = federation("ditto")
+
+    class Breaks(type(fed.algorithm)):
+        def aggregate(self, task, server, uploads, key):
+            raise ArithmeticError("cannot add")
+
+    fed.algorithm = Breaks()
+    with pytest.raises(ArithmeticError, match="cannot add") as found:
+        next(fed.rounds())
+    assert found.value.__notes__ == ["This happened in Breaks, on the server, round 1."]
+    assert fed.clients.states() == {}
+
+
+def test_patience_counts_only_rounds_that_were_judged_by_the_same_metric():
+    def line(round, **metrics):
+        shown = {"round": round, "client": 0, "group": "train", "split": "val", "view": "v", "total": 4, "logged": {}}
+        return shown | {"metrics": metrics}
+
+    records = toy.MemoryRecords()
+    higher = {"r2": True, "mae": False}
+    for number, metric in ((1, "r2"), (2, "mae"), (3, "mae")):
+        shown = {"round": number, "evaluated": {"view": "v", "metric": metric, "higher": higher}}
+        records.append("rounds.jsonl", [shown])
+        records.append("clients.jsonl", [line(number, r2=[2.0, 4.0], mae=[4.0 * number, 4.0])])
+    assert recording._validation_curve(records, "r2") == [0.5]
+    assert recording._validation_curve(records, "mae") == [-2.0, -3.0]

@@ -28,6 +28,12 @@ def _partitions() -> dict[str, str]:
     return PARTITIONS.docs(lambda function: function.doc)
 
 
+def _objectives() -> dict[str, str]:
+    from bespoke.core.objective import OBJECTIVES
+
+    return OBJECTIVES.docs(lambda objective: f"metrics: {', '.join(objective.metrics)}")
+
+
 def _experiments() -> dict[str, str]:
     from bespoke.runs.experiment import shipped
 
@@ -40,5 +46,6 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "models": _models,
     "datasets": _datasets,
     "partitions": _partitions,
+    "objectives": _objectives,
     "experiments": _experiments,
 }

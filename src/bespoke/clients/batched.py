@@ -8,13 +8,14 @@ from torch.func import vmap
 
 from bespoke.clients.sequential import one_by_one
 from bespoke.clients.simulated import Call, Mapped, Simulated
-from bespoke.clients.work import desk
+from bespoke.clients.work import OUTPUTS, desk
 from bespoke.core import rng, tree
 from bespoke.core.data import on_device
 from bespoke.core.local import collected
 from bespoke.core.tree import Tree
 from bespoke.engine.graphs import Recorded
 from bespoke.engine.lanes import Called, Eager, Lanes, Runner, blocks
+from bespoke.errors import reason
 from bespoke.gpu.step import has_triton
 
 
@@ -36,7 +37,7 @@ class BatchedClients(Simulated):
         self.fewest = max(1, min(self.pool.train.sizes))
         self.runner: Runner = Eager()
         self._unmapped: set[str] = set()  # names of work that cannot be mapped
-        self._see_which_metrics_map()
+        self._gathered = self._metrics_that_do_not_map()
         if self.task.device.type == "cuda":
             if not has_triton():
                 self.notes.append("without Triton everything runs on torch's own kernels, far slower: install triton")
@@ -48,19 +49,38 @@ class BatchedClients(Simulated):
         """Return the device's seconds by phase, if they are counted."""
         return self.runner.timings()
 
-    def _see_which_metrics_map(self) -> None:
-        """Let metrics that cannot be mapped run on gathered outputs; the clients' work stays mapped."""
+    def _metrics_that_do_not_map(self) -> frozenset[str]:
+        """Return the metrics to compute from gathered outputs, with a note; the clients' work stays mapped."""
         y = self.pool.y[:3]
         outputs = torch.zeros(2, len(y), self.task.num_outputs, dtype=self.task.dtype, device=self.root.device)
         mask = torch.ones(2, len(y), dtype=self.task.dtype, device=self.root.device)
+        found = []
         for name, metric in self.task.objective.metrics.items():
             try:
                 vmap(metric.fn)(outputs, torch.stack([y, y]), mask)
-            except (RuntimeError, NotImplementedError) as error:
-                metric.fn(outputs[0], y, mask[0])  # if this fails too, its plain error is shown
-                self.work = replace(self.work, gathered=self.work.gathered | {name})
-                reason = str(error).strip().splitlines()[0]
-                self.notes.append(f"the metric {name} runs on gathered outputs, because mapping it failed: {reason}")
+            except Exception as error:
+                metric.fn(outputs[0], y, mask[0])  # if this fails too, its error is the plain one to show
+                why = reason(error)
+                self.notes.append(f"the metric {name} runs on gathered outputs, because mapping it failed: {why}")
+                found.append(name)
+        return frozenset(found)
+
+    def _measure(self, call: Call, out: Tree) -> Tree:
+        """Replace the outputs that a block's clients gathered by the metrics that do not map."""
+        scores: Tree = {}
+        for split, views in out["scores"].items():
+            rows = [self.rows_of(self.held_out()[split], client).labels() for client in call.clients]
+            scores[split] = {}
+            for view, found in views.items():
+                kept = {name: pair for name, pair in found.items() if name != OUTPUTS}
+                for name in self._gathered:
+                    fn = self.task.objective.metrics[name].fn
+                    own = zip(found[OUTPUTS], rows, strict=True)
+                    pairs = [fn(outputs[: len(mask)], y, mask) for outputs, (y, mask) in own]
+                    sums, weights = (torch.stack(column) for column in zip(*pairs, strict=True))
+                    kept[name] = {"sum": sums, "weight": weights}
+                scores[split][view] = kept
+        return out | {"scores": scores}
 
     def _map(self, call: Call) -> Mapped:
         while True:
@@ -91,20 +111,17 @@ class BatchedClients(Simulated):
     def _try_block(self, call: Call) -> Called:
         """Run a block at once, or one client after another, with a note, if the work cannot be mapped."""
         try:
-            return self._block(call)
+            done = self._block(call)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             done = self._one_by_one(call)  # if this fails too, its error is plain and names the client
-            if not isinstance(error, RuntimeError | NotImplementedError):
-                error.add_note(f"This happened in {type(self.algorithm).__name__}, round {call.round}.")
-                raise
             self._unmapped |= {call.name} - {""}
-            reason = str(error).strip().splitlines()[0]
-            note = f"clients ran one after another, because mapping them failed: {reason}"
+            note = f"clients ran one after another, because mapping them failed: {reason(error)}"
             if note not in self.notes:
                 self.notes.append(note)
             return done
+        return done._replace(tree=self._measure(call, done.tree)) if call.held_out and self._gathered else done
 
     def _block(self, call: Call) -> Called:
         pool, device, count = self.pool, self.root.device, len(call.clients)
@@ -129,6 +146,7 @@ class BatchedClients(Simulated):
             "own": call.own,
         }
         same = {"shared": call.shared, "clock": self.clock(call.round)}
+        work = replace(self.work, gathered=self._gathered)
 
         def one(lane: Tree, same: Tree) -> tuple[Tree, int]:
             extra, stored = lane["extra"], lane["stored"]
@@ -136,7 +154,7 @@ class BatchedClients(Simulated):
             strategy = Lanes(self.rows(rows, n, extra), self.fewest, most, runner)
             local = desk(self.task, self.training, strategy, lane["key"], same["clock"], stored["moments"])
             held_out = {split: self.rows(rows, n, extra) for split, (rows, n) in lane["splits"].items()}
-            out = call.fn(local, held_out, stored["state"], same["shared"] | lane["own"])
+            out = call.fn(work, local, held_out, stored["state"], same["shared"] | lane["own"])
             return out, collected(local).breaks
 
         done = runner.call(call.name, sizes, one, {"lanes": lanes, "same": same})

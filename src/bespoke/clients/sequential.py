@@ -37,17 +37,12 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
 
 
 def _one(clients: Simulated, call: Call, client: int, key: torch.Tensor, time: Tree, own: Tree) -> tuple[Tree, int]:
-    pool = clients.pool
-    n = pool.train.sizes[client]
-    rows, size = pool.train.block([client], call.width or n)
-    extra = tree.map(lambda x: x[client], pool.extra)
-    held_out = {}
-    for name, lists in clients.held_out().items() if call.held_out else ():
-        split_rows, split_size = lists.block([client], max(1, lists.sizes[client]))
-        held_out[name] = clients.rows(split_rows[0], split_size[0], extra)
+    n = clients.pool.train.sizes[client]
+    splits = clients.held_out() if call.held_out else {}
+    held_out = {name: clients.rows_of(lists, client) for name, lists in splits.items()}
     stored = tree.map(lambda x: x[0], clients.stored([client]))
-    data = clients.rows(rows[0], size[0], extra)
-    local = desk_alone(clients.task, clients.training, data, n, key, time, stored["moments"])
+    rows = clients.rows_of(clients.pool.train, client, call.width)
+    local = desk_alone(clients.task, clients.training, rows, n, key, time, stored["moments"])
     with torch.no_grad():
-        out = tree.detach(call.fn(local, held_out, stored["state"], call.shared | own))
+        out = tree.detach(call.fn(clients.work, local, held_out, stored["state"], call.shared | own))
     return out, collected(local).breaks

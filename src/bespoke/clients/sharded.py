@@ -70,7 +70,6 @@ class ShardedClients:
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let each process train its clients, then gather the uploads."""
-        self.inner.accept([])  # forget what an earlier round proposed, even if no client of this process trains now
         mine, theirs = self._share(clients, own)
         done = self.inner.train(round, mine, shared, theirs) if mine else None
         said = done and {

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from bespoke.core.task import Task, arithmetic
 from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
 
-# What runs on a client: its desk, its held-out rows by split, its state, what it received -> a tree.
-ClientFunction = Callable[[Local, HeldOut, Tree, Tree], Tree]
+# What runs on a client: the work at hand, its desk, its held-out rows by split, its state, what it received -> a tree.
+ClientFunction = Callable[[Work, Local, HeldOut, Tree, Tree], Tree]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Simulated(ABC):
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Run ``client_update`` for each client."""
-        call = Call(self.work.update, clients, rng.TRAIN, round, shared, own, name="update")
+        call = Call(Work.update, clients, rng.TRAIN, round, shared, own, name="update")
         out, padding, breaks = self._run(call)
         flags = {f"sound/{part}": sound for part, sound in out["sound"].items()}
         values = _to_host(flags | {f"logged/{name}": value for name, value in out["logged"].items()})
@@ -134,12 +134,12 @@ class Simulated(ABC):
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Run ``personalize`` and ``predict`` for each client, after ``adapt`` for those that never took part."""
         rows: dict[int, list[Evaluated]] = {}
-        for seen, work in ((True, self.work.evaluate), (False, self.work.adapt_and_evaluate)):
+        for seen, work in ((True, Work.evaluate), (False, Work.adapt_and_evaluate)):
             places = [i for i, c in enumerate(clients) if self.took_part(c) == seen]
             if places:
                 call = Call(work, clients, rng.EVAL, round, shared, own, held_out=True, name=work.__name__)
                 call = call.part(places)
-                rows |= self._rows(call.clients, self._run(call).tree)
+                rows |= self._evaluated(call.clients, self._run(call).tree)
         return [row for c in clients for row in rows[c]]
 
     def took_part(self, client: int) -> bool:
@@ -168,7 +168,7 @@ class Simulated(ABC):
         """Map ``fn(local, state, down) -> tree`` over clients and stack: leaves (K, ...). For figures only."""
         width = width or max(self.pool.train.sizes[c] for c in clients)
 
-        def work(local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
+        def work(_: Work, local: Local, __: HeldOut, state: Tree, down: Tree) -> Tree:
             return fn(local, state, down)
 
         return self._run(Call(work, clients, rng.EVAL, 0, shared, own, width=width)).tree
@@ -177,7 +177,7 @@ class Simulated(ABC):
         """Return the personal models themselves, one tree per client, for saving and for use outside."""
         models = []
         for i, client in enumerate(clients):  # one at a time, so that only the results are in memory
-            work = self.work.personalize if self.took_part(client) else self.work.adapt_and_personalize
+            work = Work.personalize if self.took_part(client) else Work.adapt_and_personalize
             call = Call(work, clients, rng.EVAL, round, shared, own, name=work.__name__).part([i])
             models += tree.unstack(self._run(call).tree, 1)
         return models
@@ -186,9 +186,7 @@ class Simulated(ABC):
         """Yield a client's rows of a split in chunks, as its model takes them: x (B, ...), y (B,)."""
         lists = {"train": self.pool.train, "test": self.pool.test, "val": self.pool.val}[split]
         if lists.sizes[client]:
-            rows, size = lists.block([client], lists.sizes[client])
-            extra = tree.map(lambda leaf: leaf[client], self.pool.extra)
-            for part in self.rows(rows[0], size[0], extra).chunks(rng.fold_in(self.root, client)):
+            for part in self.rows_of(lists, client).chunks(rng.fold_in(self.root, client)):
                 yield part.x, part.y
 
     # --- preparing a call ---------------------------------------------------------------------------------------
@@ -233,6 +231,11 @@ class Simulated(ABC):
         pool = self.pool
         return ClientRows(pool.x, pool.y, rows, n, extra, pool.transform, self.task.dtype)
 
+    def rows_of(self, lists: Rows, client: int, width: int | None = None) -> ClientRows:
+        """Return one client's rows of a split, padded to ``width``; without any row there is one, masked."""
+        rows, n = lists.block([client], width or max(1, lists.sizes[client]))
+        return self.rows(rows[0], n[0], tree.map(lambda x: x[client], self.pool.extra))
+
     def _run(self, call: Call) -> Mapped:
         """Run a call in the task's precision."""
         with arithmetic(self.task.precision):
@@ -244,30 +247,21 @@ class Simulated(ABC):
 
     # --- reading the answer -------------------------------------------------------------------------------------
 
-    def _rows(self, clients: Sequence[int], out: Tree) -> dict[int, list[Evaluated]]:
+    def _evaluated(self, clients: Sequence[int], out: Tree) -> dict[int, list[Evaluated]]:
         logged = {name: values.tolist() for name, values in out["logged"].items()}
         rows: dict[int, list[Evaluated]] = {c: [] for c in clients}
         for split, views in out["scores"].items():
-            lists = self.held_out()[split]
-            for view, score in views.items():
+            sizes = self.held_out()[split].sizes
+            for view, scores in views.items():
                 columns = {
-                    name: (pair["sum"].tolist(), pair["weight"].tolist()) for name, pair in score["metrics"].items()
+                    name: (scores[name]["sum"].tolist(), scores[name]["weight"].tolist())
+                    for name in self.task.objective.metrics
                 }
                 for i, c in enumerate(clients):
                     values = {name: v[i] for name, v in logged.items()}
                     found = {name: [sums[i], weights[i]] for name, (sums, weights) in columns.items()}
-                    if self.work.gathered:
-                        found |= self._from_outputs(score["outputs"][i][: lists.sizes[c]], lists.client(c))
-                    ordered = {name: found[name] for name in self.task.objective.metrics}
-                    rows[c].append(Evaluated(c, split, view, lists.sizes[c], ordered, values))
+                    rows[c].append(Evaluated(c, split, view, sizes[c], found, values))
         return rows
-
-    def _from_outputs(self, outputs: Tensor, rows: Tensor) -> dict[str, list[Any]]:
-        """Return the metrics that cannot be mapped, from one client's outputs (n, ...) and pool rows (n,)."""
-        y, mask = self.pool.y[rows], torch.ones(len(rows), dtype=self.task.dtype, device=self.root.device)
-        metrics = self.task.objective.metrics
-        pairs = {name: metrics[name].fn(outputs, y, mask) for name in sorted(self.work.gathered)}
-        return {name: [total.tolist(), weight.tolist()] for name, (total, weight) in pairs.items()}
 
 
 def _some(stacked: Tree, places: Sequence[int], count: int) -> Tree:

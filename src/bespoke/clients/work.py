@@ -19,6 +19,7 @@ from bespoke.core.tree import Tree
 from bespoke.engine.alone import Alone
 from bespoke.engine.rows import ClientRows
 
+OUTPUTS = "outputs"  # in a view's scores: what metrics that do not map are computed from
 _PARTS = ("a state", "an upload")  # what client_update returns
 HeldOut = Mapping[str, ClientRows]  # by split
 
@@ -151,10 +152,9 @@ class Work:
                 output = torch.cat(chunks)
                 whole = {name: _pair(metric.fn(output, *rows.labels())) for name, metric in wholes.items()}
                 views[view] = views[view] | whole
-        scores: Tree = {view: {"metrics": found} for view, found in views.items()}
-        if self.gathered:
-            scores = {view: score | {"outputs": torch.cat(outputs[view])} for view, score in scores.items()}
-        return scores
+                if self.gathered:
+                    views[view] = views[view] | {OUTPUTS: output}
+        return views
 
 
 def _pair(found: tuple[Tensor, Tensor]) -> Tree:

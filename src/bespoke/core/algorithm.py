@@ -25,6 +25,12 @@ from bespoke.core.settings import check
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 
+# Trees that look alike and are not the same thing.
+State = Tree  # what a client keeps between rounds; it never leaves the client
+Down = Tree  # what a client receives: what was broadcast, and what was tailored for it
+Up = Tree  # what a client sends
+Personal = Tree  # a client's own model: what predict takes
+
 
 class Uploads(NamedTuple):
     """What the clients of a round sent, as far as it was finite."""
@@ -53,11 +59,11 @@ class Algorithm:
         """Return the server's first state from the common initial ``params``; ``num_clients`` are those that train."""
         return {"model": params}
 
-    def broadcast(self, server: Tree) -> Tree:
+    def broadcast(self, server: Tree) -> Down:
         """Return what every client receives."""
         return {"model": server["model"]}
 
-    def tailor(self, server: Tree, clients: Tensor) -> Tree:
+    def tailor(self, server: Tree, clients: Tensor) -> Down:
         """Return what each of ``clients`` (K,) receives in addition: leaves (K, ...); id -1 is an unknown client."""
         return {}
 
@@ -75,22 +81,22 @@ class Algorithm:
 
     # --- on one client ------------------------------------------------------------------------------------------
 
-    def client_init(self, task: Task, params: Tree, client: Tensor) -> Tree:
+    def client_init(self, task: Task, params: Tree, client: Tensor) -> State:
         """Return a client's first state; ``client`` is its id (0-d), or -1 outside the training population."""
         return {}
 
-    def client_update(self, local: Local, state: Tree, down: Tree) -> tuple[Tree, Tree]:
+    def client_update(self, local: Local, state: State, down: Down) -> tuple[State, Up]:
         """Do one round of local work and return the new state and the upload."""
         raise NotImplementedError(f"{type(self).__name__} needs client_update(local, state, down)")
 
-    def adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
+    def adapt(self, local: Local, state: State, down: Down) -> State:
         """Return the state of a client that never took part, ready to personalise. Train personal parts only."""
         return state
 
-    def personalize(self, local: Local, state: Tree, down: Tree) -> Tree:
+    def personalize(self, local: Local, state: State, down: Down) -> Personal:
         """Return the client's own model, which :meth:`predict` takes. This may train, but changes no state."""
         raise NotImplementedError(f"{type(self).__name__} needs personalize(local, state, down)")
 
-    def predict(self, task: Task, personal: Tree, x: Tensor) -> Any:
+    def predict(self, task: Task, personal: Personal, x: Tensor) -> Any:
         """Return the personal model's outputs (B, O) for x (B, ...), or several by name; the first is the headline."""
         return task.logits(personal, x)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from bespoke.core.data import Batch
 from bespoke.core.settings import knob
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 from bespoke.gpu import step
 from bespoke.registry import Registry, closest
 
@@ -241,7 +241,12 @@ class Objective:
         """
         if not metrics:
             return self
+        if isinstance(metrics, str):
+            raise UserError(f"metrics = {metrics!r} is one text: write a list of names, [{metrics!r}]")
         if isinstance(metrics, Mapping):
+            for name, metric in metrics.items():
+                if not isinstance(metric, Metric):
+                    raise UserError(f"the metric {name!r} is made with Metric(fn), not {metric!r}")
             return replace(self, metrics=metrics)
         known = METRICS | dict(self.metrics)
         for name in metrics:
@@ -268,10 +273,10 @@ class Objective:
 def _called(fn: Callable[..., Any], what: str, outputs: Tensor, y: Tensor, *more: Tensor) -> Any:
     try:
         return fn(outputs, y, *more)
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise UserError(
             f"{what} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
-            f"{tuple(y.shape)} and type {str(y.dtype).removeprefix('torch.')}: {str(error).splitlines()[0]}"
+            f"{tuple(y.shape)} and type {str(y.dtype).removeprefix('torch.')}: {reason(error)}"
         ) from error
 
 
@@ -320,6 +325,7 @@ OBJECTIVES: Registry[Objective] = Registry(
 def register_objective(name: str, objective: Objective) -> None:
     """Add your own objective under a name for ``[objective]``; registering a name of yours again replaces it."""
     OBJECTIVES.register(name, objective, "register_objective")
+    OBJECTIVES[name] = replace(OBJECTIVES[name], name=name)
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,11 @@ def _examples(found: Any, settings: DataSettings, rng: np.random.Generator) -> E
     where = f"the data set {settings.name}"
     if not isinstance(found, list | Mapping):
         rows = _client_arrays(settings.name, found, where)
-        return replace(join([rows], settings.num_classes, settings.test, rng), owner=None, owner_names=())
+        joined = join([rows], settings.num_classes, settings.test, rng, classes=None)
+        return replace(joined, owner=None, owner_names=())
     clients = found if isinstance(found, Mapping) else dict(enumerate(found))
     arrays = [_client_arrays(str(name), client, f"client {name!r} of {where}") for name, client in clients.items()]
-    return join(arrays, settings.num_classes, settings.test, rng)
+    return join(arrays, settings.num_classes, settings.test, rng, classes=None)
 
 
 def from_arrays(

@@ -18,6 +18,7 @@ from torch import Tensor
 from bespoke.core import tree
 from bespoke.core.tree import Tree
 from bespoke.engine.lanes import Called, Job, One, Work, mapped, schedule
+from bespoke.errors import reason
 
 # A step is recorded for numbers of lanes that are multiples of the first (and 1 and 2), a plan for multiples of the
 # second: a step is cheap to record and runs often, a plan is expensive and runs once per round.
@@ -131,7 +132,7 @@ class Recorded:
         return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) < SPARE * total
 
     def _tell(self, what: str, error: Exception) -> None:
-        note = f"{what} runs without a recorded graph: {str(error).strip().splitlines()[0]}"
+        note = f"{what} runs without a recorded graph: {reason(error)}"
         if note not in self.notes:
             self.notes.append(note)
 

@@ -6,7 +6,7 @@ the optimiser can update all clients with one operation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -231,6 +231,7 @@ class Lanes:
         start, carry_spec = tree.flatten_any(carry)
         given, spec = tree.flatten_any({"own": own, "extra": data.extra, "consts": scan.consts})
         x, y, transform, dtype, runner = data.x, data.y, data.transform, data.dtype, self._runner
+        scan = replace(scan, consts=())  # they are inputs now, and a recorded step would keep the first ones alive
 
         def work(lanes: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
             first = len(start)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bespoke.core.settings import Training
-from bespoke.core.tree import Tree, zeros_like
+from bespoke.core.tree import Tree, leaves, zeros_like
 from bespoke.gpu import step
 
 Rate = float | Tensor
@@ -18,13 +18,9 @@ Rate = float | Tensor
 def init(training: Training, params: Tree) -> Tree:
     """Return the optimiser's moments before the first step: an empty tree for plain SGD."""
     if training.optimizer == "adam":
-        first = next(iter(_leaves(params)))
+        first = next(leaves(params))
         return {"m": zeros_like(params), "v": zeros_like(params), "t": first.new_zeros(())}
     return {"m": zeros_like(params)} if training.momentum else {}
-
-
-def _leaves(tree: Tree) -> list[Tensor]:
-    return [leaf for v in tree.values() for leaf in (_leaves(v) if isinstance(v, dict) else [v])]
 
 
 def _scaled(xs: list[Tensor], s: Rate) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""One client's rows of a pool: the only place that reads examples and labels."""
+"""One client's rows of a pool: how its examples and labels are read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

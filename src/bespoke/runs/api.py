@@ -126,8 +126,7 @@ def _assemble(
     targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
     task.check(ready(pool, task, pool.x[rows]), targets)
     evaluation = experiment.evaluation
-    clients: SequentialClients | BatchedClients | ShardedClients
-    clients = inner = BACKENDS[pick_backend(backend, task.device)](
+    inner = BACKENDS[pick_backend(backend, task.device)](
         method,
         task,
         params,
@@ -138,20 +137,11 @@ def _assemble(
         adapt_epochs=evaluation.adapt_epochs,
         states=states,
     )
+    federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
-        clients = ShardedClients(inner)
-    return Federation(
-        algorithm=method,
-        task=task,
-        params=params,
-        clients=clients,
-        num_clients=pool.num_clients,
-        total_clients=pool.total_clients,
-        training=experiment.training,
-        evaluation=evaluation,
-        seed=experiment.seed,
-        inside=clients,
-    )
+        sharded = ShardedClients(inner)
+        federation = replace(federation, clients=sharded, inside=sharded)
+    return federation
 
 
 def _init_key(seed: int) -> Tensor:

@@ -1,9 +1,9 @@
 """The only training loop: draw a cohort, send, train, decide, aggregate; and the evaluation of a round."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -76,10 +76,8 @@ class Federation:
     inside: Inspectable | None = None  # the same clients, if they may be inspected
 
     @staticmethod
-    def simulated(
-        clients: Simulated, seed: int, training: Training | None = None, evaluation: Evaluation | None = None
-    ) -> "Federation":
-        """Return the federation of clients that live in this process, by default with their own training settings."""
+    def simulated(clients: Simulated, seed: int, evaluation: Evaluation | None = None) -> "Federation":
+        """Return the federation of clients that live in this process."""
         pool = clients.pool
         return Federation(
             clients.algorithm,
@@ -88,7 +86,7 @@ class Federation:
             clients,
             pool.num_clients,
             pool.total_clients,
-            training or clients.training,
+            clients.training,
             evaluation or Evaluation(),
             seed,
             inside=clients,
@@ -127,18 +125,28 @@ class Federation:
 
     def _round(self, number: int, server: Tree, cohort: Sequence[int]) -> Round:
         begin = time.perf_counter()
-        shared, own = self.down(server, cohort)
+        with self._named(number):
+            shared, own = self.down(server, cohort)
         trained = self.clients.train(number, cohort, shared, own)
-        self.clients.accept(trained.uploads.clients.tolist())
         middle, note = time.perf_counter(), ""
         if len(trained.uploads.clients):
             key = on_device(rng.stream(self.root, rng.SERVER, number), self.task.device)
-            with torch.no_grad():
+            with torch.no_grad(), self._named(number):
                 server = self.algorithm.aggregate(self.task, server, trained.uploads, key)
         else:
             note = "no client sent a finite upload: the server's state is unchanged"
+        self.clients.accept(trained.uploads.clients.tolist())
         seconds = {"train": middle - begin, "aggregate": time.perf_counter() - middle}
         return Round(number, cohort, shared, own, trained, server, note, seconds)
+
+    @contextlib.contextmanager
+    def _named(self, number: int) -> Iterator[None]:
+        """Let an error in the server half of a method name the method and the round."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"This happened in {type(self.algorithm).__name__}, on the server, round {number}.")
+            raise
 
     def down(self, server: Tree, clients: Sequence[int]) -> tuple[Tree, Tree]:
         """Return what these clients receive: the part for all, and the part for each (leaves (K, ...))."""
@@ -194,9 +202,3 @@ class Federation:
         if client >= self.num_clients:
             return "new"
         return "train" if self.clients.took_part(client) else "unseen"
-
-    def headline(self, evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-        """Return the view and the metric to show first, and whether larger is better for each metric."""
-        metrics = self.task.objective.metrics
-        higher = {name: metric.higher for name, metric in metrics.items()}
-        return {"view": evaluated[0].view, "metric": next(iter(metrics)), "higher": higher}

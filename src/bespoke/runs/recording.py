@@ -60,7 +60,8 @@ def recorded(
     """
     server = federation.start() if server is None else server
     patience, rounds, saving = federation.evaluation.patience, federation.training.rounds, 0.0
-    history = _validation_curve(records) if patience and first > 1 else []
+    metric = next(iter(federation.task.objective.metrics))
+    history = _validation_curve(records, metric) if patience and first > 1 else []
     if _out_of_patience(history, patience):
         return server
     for done in federation.rounds(server, first):
@@ -70,11 +71,11 @@ def recorded(
         clock.lap("evaluate")
         row, lines = round_line(done), client_lines(federation, done.number, evaluated)
         if lines:
-            row["evaluated"] = federation.headline(evaluated)
+            row["evaluated"] = _headline(federation, evaluated)
             history.append(_validation(row, lines))
         records.append("rounds.jsonl", [row])
         records.append("clients.jsonl", lines)
-        records.append("timing.jsonl", [{"round": done.number, **clock.phases(), "checkpoint": saving}])
+        records.append("timing.jsonl", [{"round": done.number, **clock.seconds, "checkpoint": saving}])
         stopping = stop() or done.number == rounds or _out_of_patience(history, patience)
         clock.lap("record")
         if checkpoint and (stopping or done.number % checkpoint_every == 0):
@@ -86,6 +87,13 @@ def recorded(
         if stopping:
             break
     return server
+
+
+def _headline(federation: Federation, evaluated: Sequence[Evaluated]) -> dict[str, Any]:
+    """Return the view and the metric to show first, and for every metric whether larger is better."""
+    metrics = federation.task.objective.metrics
+    higher = {name: metric.higher for name, metric in metrics.items()}
+    return {"view": evaluated[0].view, "metric": next(iter(metrics)), "higher": higher}
 
 
 def client_lines(federation: Federation, round: int, evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
@@ -133,12 +141,8 @@ class _Clock:
     """Seconds by phase of a round."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds = {**seconds, "evaluate": 0.0}
+        self.seconds = dict(seconds)
         self._last = time.perf_counter()
-
-    def phases(self) -> dict[str, float]:
-        """Return the columns of timing.jsonl."""
-        return {phase: self.seconds[phase] for phase in ("train", "aggregate", "evaluate")}
 
     def lap(self, phase: str) -> float:
         now = time.perf_counter()
@@ -151,11 +155,18 @@ def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 
-def _validation_curve(records: Records) -> list[float | None]:
-    """Return each evaluated round's headline value on validation rows, with one round's lines in memory at a time."""
-    rows = {row["round"]: row for row in records.rounds()}
-    by_round = groupby(records.clients(), key=itemgetter("round"))
-    return [_validation(rows[round], list(lines)) for round, lines in by_round]
+def _validation_curve(records: Records, metric: str) -> list[float | None]:
+    """Return the headline value on validation rows of each round that was evaluated by this headline metric.
+
+    One round's lines are in memory at a time.
+    """
+    rows, found = {row["round"]: row for row in records.rounds()}, []
+    for round, group in groupby(records.clients(), key=itemgetter("round")):
+        lines = list(group)
+        shown = headline(rows[round], lines)
+        if shown and shown.metric == metric:
+            found.append(_validation(rows[round], lines))
+    return found
 
 
 def _validation(row: dict[str, Any], lines: Sequence[dict[str, Any]]) -> float | None:

@@ -138,13 +138,18 @@ class Run:
     def save_models(self) -> Path:
         """Write every personal model as ``models/NAME.safetensors`` in the run's folder.
 
+        The model's constants (frozen parameters and buffers), if it has any, are there under ``constants/``.
+
         Characters that a file name cannot hold, such as a slash, are percent-encoded as in a URL.
         """
         models, folder = self.models, self.folder.path / "models"
         if not processes.first():
             return folder
         RunFolder.create(folder)
+        found = self.federation.task.constants()
+        constants = {"constants": found} if found else {}
         for name, model in models.items():
-            flat = {n: t.cpu().contiguous().clone() for n, t in tree.flatten(model.personal).items()}
+            held = tree.flatten(constants | model.personal)
+            flat = {n: t.cpu().contiguous().clone() for n, t in held.items()}
             write_atomic(folder / f"{quote(name, safe=' ')}.safetensors", safetensors.torch.save(flat))
         return folder

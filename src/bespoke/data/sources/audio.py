@@ -22,7 +22,6 @@ from bespoke.data.sources.formats import names_of
 from bespoke.errors import UserError
 
 RATE, WINDOW, HOP, BANDS, POINTS = 8000, 200, 160, 40, 256
-FRAMES = (RATE - WINDOW) // HOP + 1  # 49
 LOWEST, HIGHEST = 50.0, 4000.0  # Hz
 LOW, HIGH = -13.815510749816895, -0.5252727349995492  # of AudioMNIST's ready arrays: ln 1e-6 and the loudest value
 
