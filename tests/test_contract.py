@@ -202,6 +202,28 @@ class LooksOverTheFence(Toy):
 
 @final
 @dataclass(frozen=True)
+class LooksOverTheFenceLater(Toy):
+    """Does so in adaptation alone, for clients that never took part."""
+
+    def adapt(self, local, state, down):
+        local.log(seen=local._strategy._rows.x.mean())
+        return state
+
+    def client_init(self, task, params, client):
+        return {"shift": torch.zeros((), dtype=task.dtype, device=task.device)}
+
+    def personalize(self, local, state, down):
+        local.log(seen=local._strategy._rows.x.mean())
+        return down["model"]
+
+
+def test_a_look_over_the_fence_in_evaluation_is_seen() -> None:
+    with pytest.raises(AssertionError, match="change logged in evaluation/seen"):
+        CHECKS["neighbours_do_not_matter"](Subject(LooksOverTheFenceLater()))
+
+
+@final
+@dataclass(frozen=True)
 class TrainsWithoutDropout(Toy):
     """Forgets the batch's key in its loss."""
 
@@ -281,7 +303,56 @@ class PersonalizesNothing(Toy):
         local.finetune(down["model"], 1)
 
 
+@final
+@dataclass(frozen=True)
+class PredictsNothing(Toy):
+    def predict(self, task, personal, x):
+        task.logits(personal, x)
+
+
+@final
+@dataclass(frozen=True)
+class ForgetsTheMean(Toy):
+    def aggregate(self, task, server, uploads, key):
+        return uploads.tree
+
+
+@final
+@dataclass(frozen=True)
+class AggregatesNothing(Toy):
+    def aggregate(self, task, server, uploads, key):
+        tree.mean(uploads.tree, uploads.weights)
+
+
+@final
+@dataclass(frozen=True)
+class StartsWithNothing(Toy):
+    def client_init(self, task, params, client):
+        pass
+
+
+@final
+@dataclass(frozen=True)
+class LogsAVector(Toy):
+    def client_update(self, local, state, down):
+        local.log(share=torch.ones(3))
+        return super().client_update(local, state, down)
+
+
+@final
+@dataclass(frozen=True)
+class ScalesByTheRate(Toy):
+    def client_update(self, local, state, down):
+        return state, {"model": tree.map(lambda p: torch.add(p, p, alpha=local.lr), down["model"])}
+
+
 MISTAKES = {
+    PredictsNothing: "predict must return one row of outputs per example",
+    ForgetsTheMean: "cannot|aggregate",
+    AggregatesNothing: "aggregate must return the server's state as a dict of tensors, not None",
+    StartsWithNothing: "client_init must return a state as a dict of tensors, not NoneType",
+    LogsAVector: r"local.log\(share=...\) takes one number, not a tensor of shape \(3,\)",
+    ScalesByTheRate: "becomes a Python number",
     Swapped: r"must return \(state, upload\), in this order",
     UploadOnly: r"client_update must return \(state, upload\), not a dict",
     SendsNaN: "not finite",

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import bespoke
 from bespoke import registry
 from bespoke.algorithms import ALGORITHMS
 from bespoke.core.objective import OBJECTIVES
-from bespoke.data import DATASETS, PARTITIONS, Examples, Partition, partitioned
+from bespoke.data import DATASETS, PARTITIONS, DataSettings, Examples, Partition, partitioned
 from bespoke.errors import UserError
 from bespoke.models import MODELS, ModelSettings, build_module, build_task
 from bespoke.records import RunFolder
@@ -118,11 +118,12 @@ def test_what_is_shipped_cannot_be_replaced(call, name):
 
 
 def test_an_objective_is_registered():
-    one, two = (replace(OBJECTIVES["regression"], name=name) for name in ("one", "two"))
+    one, two = OBJECTIVES["regression"], OBJECTIVES["multilabel"]
     bespoke.register_objective("mine", one)
-    assert OBJECTIVES["mine"] is one
+    assert OBJECTIVES["mine"].predictions is one.predictions and OBJECTIVES["mine"].name == "mine"
     bespoke.register_objective("mine", two)
-    assert OBJECTIVES.pop("mine") is two
+    found = OBJECTIVES.pop("mine")
+    assert found.predictions is two.predictions and found.name == "mine"
     assert "an objective is made with Objective(...)" in sentence(bespoke.register_objective, "mine", object())
     table = Registry("thing", {"shipped": 1}, lambda thing, where: thing, "bespoke.things")
     assert "shipped is one of bespoke's own things" in sentence(table.register, "shipped", 2, "register_thing")
@@ -286,13 +287,26 @@ def test_a_data_set_of_clients():
     ("found", "words"),
     [
         (3, "the data set mine is a int: give (x, y)"),
-        ((np.zeros((3, 2)), np.zeros(3)), "y of the data set mine holds float64 values"),
         ({"a": 3}, "client 'a' of the data set mine is a int: give (x, y)"),
     ],
 )
 def test_what_is_no_data(found, words):
     bespoke.register_dataset("mine", lambda: found)
     assert words in sentence(federation)
+
+
+def test_a_data_set_with_numbers_as_targets_serves_a_regression_alone():
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    bespoke.register_dataset("mine", lambda: (x, x.sum(axis=1)))
+    given = {"data": {"name": "mine", "partition": "iid", "clients": 3}, "model": {"name": "linear"}}
+    settings = {table: kind(**given[table]) for table, kind in (("data", DataSettings), ("model", ModelSettings))}
+    training = bespoke.Training(rounds=2, lr=0.1)
+    regression = bespoke.ObjectiveSettings("regression")
+    run = bespoke.run(bespoke.Experiment(**settings, training=training, objective=regression), device="cpu")
+    assert run.summary["metric"] == "r2"
+    assert "needs class numbers" in sentence(
+        bespoke.run, bespoke.Experiment(**settings, training=training), device="cpu"
+    )
 
 
 @pytest.mark.parametrize("call", ["register_dataset", "register_partition"])

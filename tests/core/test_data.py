@@ -37,7 +37,7 @@ def test_a_block_is_padded_with_a_row_of_the_clients_own():
     padded, n = rows.block([2, 0, 1], 4)
     assert padded.tolist() == [[7, 8, 9, 7], [4, 2, 4, 4], [0, 0, 0, 0]]
     assert n.tolist() == [3, 2, 0]
-    with pytest.raises(ValueError, match="too few"):
+    with pytest.raises(ValueError, match="too small"):
         rows.block([2], 2)  # too narrow for its rows
 
 

@@ -128,3 +128,9 @@ def test_attention_and_recurrent_layers_run(kind, backend):
     )
     start = {name: p.detach() for name, p in model.named_parameters()}
     assert all(not torch.equal(value, start[name]) for name, value in run.server["model"].items())
+
+
+def test_a_layer_used_twice_is_replaced_everywhere():
+    shared = nn.Dropout(0.3)
+    made = converted(nn.Sequential(nn.Linear(4, 8), shared, nn.Linear(8, 8), shared, nn.Linear(8, 3)), print)
+    assert type(made[1]).__module__ == "bespoke.models.layers" and made[3] is made[1]

@@ -77,8 +77,7 @@ class BatchedClients(Simulated):
                     fn = self.task.objective.metrics[name].fn
                     own = zip(found[OUTPUTS], rows, strict=True)
                     pairs = [fn(outputs[: len(mask)], y, mask) for outputs, (y, mask) in own]
-                    sums, weights = (torch.stack(column) for column in zip(*pairs, strict=True))
-                    kept[name] = {"sum": sums, "weight": weights}
+                    kept |= tree.stack([{name: {"sum": total, "weight": weight}} for total, weight in pairs])
                 scores[split][view] = kept
         return out | {"scores": scores}
 

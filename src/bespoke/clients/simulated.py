@@ -212,7 +212,7 @@ class Simulated(ABC):
         ids = torch.tensor(known, device=device)
 
         def init(client: Tensor) -> Tree:
-            return self.algorithm.client_init(self.task, self.params, client)
+            return self.work.first(self.params, client)
 
         try:
             state = tree.map(Tensor.contiguous, vmap(init)(ids)) if mapped else tree.stack([init(c) for c in ids])

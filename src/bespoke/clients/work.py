@@ -56,6 +56,10 @@ class Work:
     adapt_epochs: int = 0  # 0: as in training
     gathered: frozenset[str] = frozenset()  # metrics computed from gathered outputs, because they cannot be mapped
 
+    def first(self, params: Tree, client: Tensor) -> Tree:
+        """Return a client's first state, from the common initial parameters and its id (0-d)."""
+        return self._tree(self.algorithm.client_init(self.task, params, client), "client_init", "a state")
+
     def update(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
         """Do one round of local work: return state, upload, what was collected, and whether all is finite."""
         new, up = self._answer(self.algorithm.client_update(local, state, down), state)
@@ -104,6 +108,18 @@ class Work:
             raise ValueError(f"{method} uploads {sorted(leaked)}, which it declares private")
         return new, up
 
+    def _predictions(self, value: Any, rows: int) -> dict[str, Tensor]:
+        """Return outputs by view, after a look at whether they can be such."""
+        named: dict[str, Any] = value if isinstance(value, dict) else {"personal": value}
+        for view, output in named.items():
+            if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != rows:
+                got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+                raise TypeError(
+                    f"{type(self.algorithm).__name__}.predict must return one row of outputs per example, as a tensor "
+                    f"or as tensors by view, not {got} ({view}, {rows} examples)"
+                )
+        return named
+
     def _tree(self, value: Any, hook: str, what: str) -> Tree:
         """Return the value if it is a tree; refuse anything else by name."""
         where = f"{type(self.algorithm).__name__}.{hook}"
@@ -141,9 +157,8 @@ class Work:
         outputs: dict[str, list[Tensor]] = {}
         with torch.no_grad():
             for part in rows.chunks(rng.fold_in(key, rng.SCORED)):
-                predictions = self.algorithm.predict(self.task, personal, part.x)
-                named = predictions if isinstance(predictions, dict) else {"personal": predictions}
-                for view, output in named.items():
+                predictions = self._predictions(self.algorithm.predict(self.task, personal, part.x), len(part.mask))
+                for view, output in predictions.items():
                     found = {name: _pair(metric.fn(output, part.y, part.mask)) for name, metric in parts.items()}
                     views[view] = tree.add(views[view], found) if view in views else found
                     if len(parts) < len(metrics):

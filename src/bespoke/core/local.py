@@ -146,6 +146,8 @@ class Local:
         for name, value in scalars.items():
             if not isinstance(value, Tensor):
                 value = torch.full((), value, device=self.key.device, dtype=torch.float64)
+            if value.ndim:
+                raise ValueError(f"local.log({name}=...) takes one number, not a tensor of shape {tuple(value.shape)}")
             self._logged[name] = value.detach().double()  # exact for counts of bytes
 
     # --- the one loop -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from bespoke.core import rng
 from bespoke.core.data import Batch
 from bespoke.core.objective import CLASSIFICATION, Objective
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -200,10 +200,11 @@ class Task:
         head, before = self._prefix[:-1], {name: value.clone() for name, value in self.constants().items()}
         try:
             outputs, again = self.logits(params, x), self.logits(params, x)
-        except (RuntimeError, IndexError) as error:  # an IndexError: a token without a vector
-            reason, kind = str(error).splitlines()[0], str(x.dtype).removeprefix("torch.")
+        except (RuntimeError, IndexError, TypeError) as error:  # an IndexError: a token without a vector
+            kind = str(x.dtype).removeprefix("torch.")
             hint = "" if x.is_floating_point() else f"; they are {kind}: use float32 unless the model embeds tokens"
-            raise UserError(f"the model cannot take examples of shape {tuple(x.shape[1:])}: {reason}{hint}") from error
+            shape = tuple(x.shape[1:])
+            raise UserError(f"the model cannot take examples of shape {shape}: {reason(error)}{hint}") from error
         for name, value in self.constants().items():
             if not _same(value, before[name]):
                 raise UserError(

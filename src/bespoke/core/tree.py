@@ -143,8 +143,18 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Stack the trees of K clients into one tree with a leading axis [K]."""
-    return map(lambda *xs: torch.stack(xs), *trees)
+    """Return one tree with a leading axis [K] from the trees of K clients."""
+    try:
+        return map(lambda *xs: torch.stack(xs), *trees)
+    except RuntimeError:
+        leaves_ = [flatten(tree) for tree in trees]
+        for name in leaves_[0]:
+            shapes = sorted({tuple(flat[name].shape) for flat in leaves_})
+            if len(shapes) > 1:
+                raise ValueError(
+                    f"{name!r} has the shapes {shapes} on different clients: make it one for all"
+                ) from None
+        raise
 
 
 def unstack(stacked: Tree, count: int) -> list[Tree]:

@@ -31,7 +31,9 @@ def _convert(layer: nn.Module, name: str, done: dict[int, nn.Module]) -> tuple[n
     new, words = _replacement(layer)
     lines = [f"{name}: {type(layer).__name__} -> {words}"] if words else []
     done[id(layer)] = new
-    for child_name, child in list(layer.named_children()):
+    for child_name, child in list(layer._modules.items()):  # named_children passes over a layer used twice
+        if child is None:
+            continue
         made, more = _convert(child, f"{name}.{child_name}" if name else child_name, done)
         if made is not child:
             setattr(new, child_name, made)

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -106,7 +107,9 @@ class Federation:
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         key = rng.stream(self.root, rng.SERVER).to(self.task.device)
-        return self.algorithm.server_init(self.task, self.params, self.num_clients, key)
+        with self._named(0):
+            server = self.algorithm.server_init(self.task, self.params, self.num_clients, key)
+            return self._state(server, "server_init")
 
     def rounds(
         self, server: Tree | None = None, first: int = 1, cohort: Callable[[int], Sequence[int]] | None = None
@@ -132,12 +135,19 @@ class Federation:
         if len(trained.uploads.clients):
             key = on_device(rng.stream(self.root, rng.SERVER, number), self.task.device)
             with torch.no_grad(), self._named(number):
-                server = self.algorithm.aggregate(self.task, server, trained.uploads, key)
+                server = self._state(self.algorithm.aggregate(self.task, server, trained.uploads, key), "aggregate")
         else:
             note = "no client sent a finite upload: the server's state is unchanged"
         self.clients.accept(trained.uploads.clients.tolist())
         seconds = {"train": middle - begin, "aggregate": time.perf_counter() - middle}
         return Round(number, cohort, shared, own, trained, server, note, seconds)
+
+    def _state(self, server: Any, hook: str) -> Tree:
+        """Return a server's state; anything but a tree is refused by name."""
+        if not isinstance(server, dict):
+            method = type(self.algorithm).__name__
+            raise TypeError(f"{method}.{hook} must return the server's state as a dict of tensors, not {server!r}")
+        return server
 
     @contextlib.contextmanager
     def _named(self, number: int) -> Iterator[None]:
