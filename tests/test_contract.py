@@ -339,20 +339,12 @@ class LogsAVector(Toy):
         return super().client_update(local, state, down)
 
 
-@final
-@dataclass(frozen=True)
-class ScalesByTheRate(Toy):
-    def client_update(self, local, state, down):
-        return state, {"model": tree.map(lambda p: torch.add(p, p, alpha=local.lr), down["model"])}
-
-
 MISTAKES = {
     PredictsNothing: "predict must return one row of outputs per example",
-    ForgetsTheMean: "cannot|aggregate",
+    ForgetsTheMean: "aggregate changes the server's names, shapes or types: did it forget the mean",
     AggregatesNothing: "aggregate must return the server's state as a dict of tensors, not None",
     StartsWithNothing: "client_init must return a state as a dict of tensors, not NoneType",
     LogsAVector: r"local.log\(share=...\) takes one number, not a tensor of shape \(3,\)",
-    ScalesByTheRate: "becomes a Python number",
     Swapped: r"must return \(state, upload\), in this order",
     UploadOnly: r"client_update must return \(state, upload\), not a dict",
     SendsNaN: "not finite",

@@ -236,8 +236,13 @@ def answers_are_sound(subject: Subject) -> None:
     clients = SequentialClients(_watching(method), task, params, pool, replace(SGD, rounds=1), seed=SEED)
     federation = Federation.simulated(clients, SEED)
     try:
-        done = next(federation.rounds())
+        first = federation.start()
+        done = next(federation.rounds(first))
+        same = _shapes(first) == _shapes(done.server)
+        _require(same, subject, "aggregate changes the server's names, shapes or types: did it forget the mean?")
         federation.evaluate(done)
+    except AssertionError:
+        raise
     except Exception as error:
         raise AssertionError(f"{type(method).__name__}: {error}") from error
     _require(not done.refused, subject, f"clients were refused, since their answers are not finite: {done.refused}")
@@ -289,14 +294,6 @@ class _Guarded(Tensor):
             "a value of the desk (n, round, rounds, lr) becomes a Python number or decides a branch; a recorded step "
             "would keep the first round's value: compute with the tensor, and choose with torch.where"
         )
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse what torch itself would turn into a number: a factor ``alpha``, the end of a range."""
-        numbers = [value for name, value in (kwargs or {}).items() if name in ("alpha", "beta", "value")]
-        if func is torch.arange or any(isinstance(value, cls) for value in numbers):
-            cls._refuse(None)  # type: ignore[arg-type]
-        return super().__torch_function__(func, types, args, kwargs or {})
 
     item: Any = _refuse
     tolist: Any = _refuse
