@@ -7,47 +7,29 @@ from typing import Any, ClassVar, final
 
 import pytest
 import torch
+import toy
 from torch import nn
 from torch.nn import functional as F
-from toy import train
+from toy import BACKENDS, gap, train
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.fedper import FedPer
 from bespoke.algorithms.local import LocalOnly
-from bespoke.clients import BatchedClients, SequentialClients
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm, Uploads
-from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.runs.federation import Evaluation, Federation
 from bespoke.runs.recording import recorded
 
-BACKENDS = {"loop": SequentialClients, "batched": BatchedClients}
 INPUTS, CLASSES = 3, 3
 SIZES = (1, 9, 4, 20, 6)
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(INPUTS, 4), nn.Linear(4, CLASSES)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.body(x)))
-
-
-class NormedNet(Net):
-    """For methods that need a normalisation layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(4)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.norm(self.body(x))))
+Net = functools.partial(toy.Net, INPUTS, 4, CLASSES)
+NormedNet = functools.partial(Net, norm=nn.LayerNorm)  # for methods that need a normalisation layer
 
 
 @functools.cache
@@ -65,9 +47,8 @@ def pool(sizes=SIZES, test=(3, 0, 2, 5, 4), population=None):
     x = rng.normal(rng.key(1), (total, INPUTS), torch.float64)
     y = (rng.uniform(rng.key(2), (total,)) * CLASSES).long()
     parts = torch.arange(total).split([*sizes, *test])
-    train, held_out, none = Rows.of(parts[: len(sizes)]), Rows.of(parts[len(sizes) :]), Rows.of([[]] * len(sizes))
-    names = tuple(map(str, range(len(sizes))))
-    return FederatedData(x, y, train, held_out, none, CLASSES, population or len(sizes), names)
+    train, test = parts[: len(sizes)], parts[len(sizes) :]
+    return toy.data_of(x, y, train, test, classes=CLASSES, population=population)
 
 
 def make(backend, method, training=None, pool=pool, **options):
@@ -75,14 +56,6 @@ def make(backend, method, training=None, pool=pool, **options):
 
 
 EVERYONE = list(range(len(SIZES)))
-
-
-def gap(a, b):
-    assert a.keys() == b.keys()
-    return max(
-        (gap(v, b[k]) if isinstance(v, dict) else (v - b[k]).abs().max().item() for k, v in a.items()),
-        default=0.0,
-    )
 
 
 @final

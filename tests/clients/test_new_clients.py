@@ -1,19 +1,20 @@
 """A client that no method ever saw: it gets a sound model of its own that has learned, and leaves no trace."""
 
+import functools
 import re
 from dataclasses import dataclass, replace
 from typing import final
 
 import pytest
 import torch
+import toy
 from torch import nn
+from toy import BACKENDS
 
 from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.algorithms.fedper import FedPer
-from bespoke.clients import BatchedClients, SequentialClients
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.data import FederatedData, Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.runs.federation import Federation
@@ -23,20 +24,6 @@ NEW = CLIENTS  # the last one, which never trains
 GOOD = 0.75  # a guess is right in a third of the cases
 TRAINING = Training(rounds=ROUNDS, epochs=2, batch=12, lr=0.2, momentum=0.8)
 SETTINGS = {"qlsd": {"step": 0.5}}  # one gradient a round and no fine-tuning: the others' many steps in few
-BACKENDS = {"loop": SequentialClients, "batched": BatchedClients}
-
-
-class Net(nn.Module):
-    """A body with a norm layer, and a head: every split that a method may ask for."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = nn.Linear(DIM, 8)
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.norm(self.hidden(x))))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +34,10 @@ def given():
     centres = 4.0 * torch.eye(CLASSES, DIM, dtype=torch.float64)
     x = centres[y] + 0.6 * rng.normal(key, (len(y), DIM), torch.float64)
     parts = [part.split([ROWS, TESTS]) for part in torch.arange(len(y)).split(each)]
-    lists = (Rows.of([train for train, _ in parts]), Rows.of([test for _, test in parts]), Rows.of([[]] * len(parts)))
-    pool = FederatedData(x, y, *lists, CLASSES, num_clients=CLIENTS, names=tuple("abcd"))
-    task = Task(Net, "head", CLASSES, "cpu", torch.float64)
+    train, test = zip(*parts, strict=True)
+    pool = toy.data_of(x, y, train, test, classes=CLASSES, population=CLIENTS)
+    net = functools.partial(toy.Net, DIM, 8, CLASSES, norm=nn.LayerNorm)
+    task = Task(net, "head", CLASSES, "cpu", torch.float64)
     return pool, task, task.init(rng.key(2))
 
 

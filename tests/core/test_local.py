@@ -9,15 +9,14 @@ from typing import Any, final
 
 import pytest
 import torch
+import toy
 from torch import nn
 from torch.nn import functional as F
-from toy import train
+from toy import BACKENDS, train
 
 from bespoke.algorithms.local import LocalOnly
-from bespoke.clients import BatchedClients, SequentialClients
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.data import FederatedData, Rows
 from bespoke.core.local import Local
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
@@ -25,24 +24,14 @@ from bespoke.engine import rows as engine_rows
 from bespoke.engine.alone import Alone
 from bespoke.engine.rows import ClientRows
 
-BACKENDS = {"loop": SequentialClients, "batched": BatchedClients}
 SIZES = (1, 13, 4, 7, 4)
 INPUTS, CLASSES = 3, 4
 GLOBAL_TENSOR = torch.ones(3)
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(INPUTS, 5), nn.Linear(5, CLASSES)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.body(x)))
-
-
 @functools.cache
 def task():
-    return Task(Net, "head", CLASSES, dtype=torch.float64)
+    return Task(functools.partial(toy.Net, INPUTS, 5, CLASSES), "head", CLASSES, dtype=torch.float64)
 
 
 def params():
@@ -59,8 +48,7 @@ def pool(sizes=SIZES, numbered=False):
     y = (rng.uniform(rng.key(2), (total,)) * CLASSES).long()
     ends = [1, *(torch.tensor(sizes).cumsum(0) + 1).tolist()]
     lists = [list(range(a, b))[::-1] for a, b in pairwise(ends)]
-    train, none = Rows.of(lists), Rows.of([[]] * len(sizes))
-    return FederatedData(x, y, train, none, none, CLASSES, len(sizes), tuple(map(str, range(len(sizes)))))
+    return toy.data_of(x, y, lists, classes=CLASSES)
 
 
 @final
@@ -398,7 +386,7 @@ OPTIMISERS = {
 
 def torch_training(client, start, training, epochs, rates=None, sizes=SIZES):
     """The same full-batch steps with torch's own modules and optimisers."""
-    model = Net().double()
+    model = toy.Net(INPUTS, 5, CLASSES).double()
     model.load_state_dict(start)
     named = dict(model.named_parameters())
     groups = [{"params": [p], "lr": rates[n] if rates else training.lr} for n, p in named.items()]

@@ -2,20 +2,19 @@
 
 import functools
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import final
 
 import pytest
 import torch
+import toy
 from torch import nn
 from toy import train
 
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
 from bespoke.clients import BatchedClients, SequentialClients
-from bespoke.core import rng, tree
+from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.data import FederatedData, Rows
 from bespoke.core.local import Length
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
@@ -36,9 +35,7 @@ def task():
 def pool():
     total = sum(SIZES)
     x, y = rng.normal(rng.key(1), (total, 3), torch.float64), (rng.uniform(rng.key(2), (total,)) * 3).long()
-    ends = [0, *torch.tensor(SIZES).cumsum(0).tolist()]
-    train, none = Rows.of([list(range(a, b)) for a, b in pairwise(ends)]), Rows.of([[]] * len(SIZES))
-    return FederatedData(x, y, train, none, none, 3, len(SIZES), tuple("abcdef"))
+    return toy.data_of(x, y, torch.arange(total).split(SIZES), classes=3)
 
 
 def trained(backend, method, training, slots=None):
@@ -52,8 +49,7 @@ def trained(backend, method, training, slots=None):
 
 
 def gap(a, b):
-    pairs = zip(tree.leaves(a.uploads.tree), tree.leaves(b.uploads.tree), strict=True)
-    return max(float((x - y).abs().max()) for x, y in pairs)
+    return toy.gap(a.uploads.tree, b.uploads.tree)
 
 
 @final
