@@ -2,14 +2,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow format wheel clean
+.PHONY: demo test test-slow fuzz format wheel clean
 
 demo: $(STAMP)
 	$(BIN)/bespoke demo
 
 # Two workers with one thread each: torch's own threads would only fight over the cores.
-test test-slow: export OMP_NUM_THREADS = 1
-test test-slow: export MKL_NUM_THREADS = 1
+test test-slow fuzz: export OMP_NUM_THREADS = 1
+test test-slow fuzz: export MKL_NUM_THREADS = 1
 
 test: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -20,6 +20,11 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -n 2 -m slow
+
+# 2,500 hostile cases of each of four kinds: experiment files, command lines, imports, run folders.
+fuzz: export BESPOKE_FUZZ = 1
+fuzz: $(STAMP)
+	$(BIN)/pytest -n 2 tests/fuzz
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
