@@ -166,7 +166,7 @@ def test_the_round_goes_on_without_the_refused(backend):
     server, row = records[SIZES]
     assert server["model"]["w"].item() == -1.0
     assert row["refused"].keys() == set("01234")
-    assert "no client sent a finite upload: the server's state is unchanged" in row["note"]
+    assert "no upload was accepted: the server's state is unchanged" in row["note"]
 
 
 # --- what cannot be mapped ------------------------------------------------------------------------------------

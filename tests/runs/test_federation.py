@@ -296,12 +296,12 @@ def test_an_unsound_upload_is_left_out_and_named(backend):
 def test_a_round_in_which_nobody_is_sound_leaves_the_server_unchanged_and_says_so():
     done = ran(Toy(spoilt=tuple(range(M))), rounds=2)
     for row in done.folder.rounds():
-        assert row["note"] == "no client sent a finite upload: the server's state is unchanged"
+        assert row["note"] == "no upload was accepted: the server's state is unchanged"
         assert list(row["refused"]) == [str(c) for c in row["cohort"]]
         assert row["train_loss"] is None
     assert done.server["rounds"] == 0 and done.server["sum"].tolist() == [0.0] * 3
     assert {row["group"] for row in evaluated(done)} == {"unseen"}
-    assert done.summary["notes"] == ["no client sent a finite upload: the server's state is unchanged"]
+    assert done.summary["notes"] == ["no upload was accepted: the server's state is unchanged"]
 
 
 def test_a_diverging_run_ends_with_the_weights_it_had():

@@ -106,9 +106,8 @@ class FedEP(Algorithm):
         up, clients, rounds = uploads.tree, uploads.clients, server["round"] + 1.0
         warm = bool(rounds <= self.warm_rounds)
         step = 1.0 if warm else self.server_lr
-        change = tree.mean(
-            up["delta"], uploads.weights if warm else torch.ones_like(uploads.weights)
-        )
+        equal = torch.ones_like(uploads.weights)
+        change = uploads.mean("delta", uploads.weights if warm else equal)
         model = tree.add(server["model"], change, step)
         damping = torch.full_like(uploads.weights, step / len(clients))
         new = {"rows": up["rows"].double(), "damping": damping}

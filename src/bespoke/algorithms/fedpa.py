@@ -69,7 +69,7 @@ class FedPA(Algorithm):
 
     def aggregate(self, task, server, uploads, key):
         """Take a step of SGD along the mean delta, weighted by rows."""
-        delta = tree.mean(uploads.tree["delta"], uploads.weights)
+        delta = uploads.mean("delta")
         velocity = tree.add(delta, server["velocity"], self.server_momentum)
         return {"model": tree.add(server["model"], velocity, -self.server_lr), "velocity": velocity}
 

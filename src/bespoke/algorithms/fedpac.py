@@ -104,7 +104,7 @@ class FedPAC(Algorithm):
         )
         weight = server["weight"].index_copy(0, uploads.clients, uploads.weights)
         common = {
-            "body": tree.mean(up["body"], uploads.weights),
+            "body": uploads.mean("body"),
             **prototypes.combine(up, up["rows"], server),
         }
         return {**common, "heads": heads, "weight": weight}

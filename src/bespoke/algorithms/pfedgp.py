@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 
-from bespoke.core import rng, tree
+from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
 from bespoke.maths import gp
@@ -74,7 +74,7 @@ class PFedGP(Algorithm):
     def aggregate(self, task, server, uploads, key):
         """Average the bodies of clients that had something to learn from."""
         weights = uploads.weights * uploads.tree["learned"].double()
-        return {"body": tree.mean(uploads.tree["body"], weights)} if weights.any() else server
+        return {"body": uploads.mean("body", weights)} if weights.any() else server
 
     def personalize(self, local, state, down):
         """Return the body, and what prediction needs of the client's rows."""

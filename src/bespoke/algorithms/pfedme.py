@@ -74,7 +74,7 @@ class PFedMe(Algorithm):
 
     def aggregate(self, task, server, uploads, key):
         """Move from w to the clients' mean, by the share beta."""
-        mean = tree.mean(uploads.tree["model"], uploads.weights)
+        mean = uploads.mean("model")
         return {
             "model": tree.map(
                 lambda w, m: (1.0 - self.beta) * w + self.beta * m, server["model"], mean

@@ -47,6 +47,7 @@ class PFedVMP(Algorithm):
     new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
     private = ("head",)
     needs_classes = True
+    unbounded = {"precision": "the inverse of a variance that is almost 0 is huge on clean data"}  # noqa: RUF012
 
     def server_init(self, task, params, num_clients, key):
         centroid = torch.zeros(
@@ -85,7 +86,7 @@ class PFedVMP(Algorithm):
     def aggregate(self, task, server, uploads, key):
         """Average the body as in FedAvg, and each centroid by precisions."""
         up = uploads.tree
-        body = tree.mean(up["body"], uploads.weights)
+        body = uploads.mean("body")
         mean, count = up["mean"].double(), up["count"].double()  # (K, C, d), (K, C)
         if self.aggregation == "precision":
             precision = gaussian.unpack(up["precision"].double(), task.feature_dim)

@@ -99,9 +99,8 @@ class QLSD(Algorithm):
         up, active, theta = uploads.tree, float(len(uploads.clients)), server["model"]
         known = server["rows"].index_copy(0, uploads.clients, up["rows"].double())
         gamma = self.step / float(posterior.total_rows(known))
-        sent = tree.map(
-            lambda c: active * c, tree.mean(up["sent"], torch.ones_like(uploads.weights))
-        )
+        mean = uploads.mean("sent", torch.ones_like(uploads.weights))
+        sent = tree.map(lambda c: active * c, mean)
         slope = tree.map(lambda m, c: m + len(known) / active * c, server["memory"], sent)
         slope = tree.add(slope, theta, self.prior)
         spread = (2.0 * gamma * self.temperature) ** 0.5

@@ -46,6 +46,7 @@ class SelfFL(Algorithm):
     variance: str = knob("scatter", "how a scatter becomes a variance", choices=("scatter", "n-1"))
     warm_rounds: int = knob(0, "initial rounds with equal steps and weights by rows", low=0)
     private = ("history",)
+    unbounded = {"sigma": "a client's own variance is 0 until it has a history"}  # noqa: RUF012
 
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 2, dtype=torch.float64, device=task.device)
@@ -99,7 +100,7 @@ class SelfFL(Algorithm):
 
     def aggregate(self, task, server, uploads, key):
         up, active, rounds = uploads.tree, len(uploads.clients), server["round"] + 1.0
-        centre = tree.mean(up["theta"], torch.ones_like(uploads.weights))
+        centre = uploads.mean("theta", torch.ones_like(uploads.weights))
         scatter = tree.sq_norm(tree.map(lambda x, c: x.double() - c, up["theta"], centre))
         sigma0 = (
             server["sigma0"]
@@ -112,7 +113,7 @@ class SelfFL(Algorithm):
         typical = sigma[known > 0].median() if known.any() else torch.ones_like(sigma0)
         weights = 1.0 / (sigma0 + torch.where(up["known"] > 0, up["sigma"], typical))
         by_rows, share = not self.own_weight or rounds <= self.warm_rounds, active / len(sigma)
-        theta = tree.mean(up["theta"], uploads.weights if by_rows else weights)
+        theta = uploads.mean("theta", uploads.weights if by_rows else weights)
         model = tree.map(lambda old, new: (1.0 - share) * old + share * new, server["model"], theta)
         return {"model": model, "sigma": sigma, "known": known, "sigma0": sigma0, "round": rounds}
 

@@ -79,7 +79,7 @@ class ShardedClients:
             "padding_waste": done.padding_waste,
             "host_breaks": done.host_breaks,
         }
-        answers = [a for a in self._gather(said, done.uploads._asdict() if done else {}) if a[0]]
+        answers = [a for a in self._gather(said, _tensors(done.uploads) if done else {}) if a[0]]
         heads = [said for said, _ in answers]
         stacked = tree.concat([part for _, part in answers])
         ids = stacked["clients"].tolist()
@@ -162,3 +162,7 @@ class ShardedClients:
         """Return the clients whose home is this process, and their rows of ``own``."""
         places = [i for i, c in enumerate(clients) if self.home[c] == processes.rank()]
         return [clients[i] for i in places], tree.take(own, torch.tensor(places, dtype=torch.int64))
+
+
+def _tensors(uploads: Uploads) -> Tree:
+    return {"tree": uploads.tree, "weights": uploads.weights, "clients": uploads.clients}

@@ -17,9 +17,10 @@ axis of clients, because a real server does. Two hooks are required: ``client_up
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from bespoke.core import tree
+from bespoke.core import robust, tree
 from bespoke.core.local import Local
 from bespoke.core.settings import check
 from bespoke.core.task import Task
@@ -33,11 +34,26 @@ Personal = Tree  # a client's own model: what predict takes
 
 
 class Uploads(NamedTuple):
-    """What the clients of a round sent, as far as it was finite."""
+    """What the clients of a round sent, as far as it was finite and within the bound."""
 
     tree: Tree  # leaves (K, ...)
     weights: Tensor  # (K,) number of train rows, or 1, by [training] weighting
     clients: Tensor  # (K,) int64 ids
+    sent: Tree = {}  # what every client was sent  # noqa: RUF012
+    robust: str = "mean"  # [training] robust
+    trim: float = 0.0  # [training] trim
+
+    def mean(self, name: str, weights: Tensor | None = None) -> Tree:
+        """Return the clients' mean of a top-level name by ``[training] robust``; ``weights`` (K,) replace the usual.
+
+        A clipped mean shortens distances to what was sent under that name, or else to 0.
+        """
+        stacked, sent = {name: self.tree[name]}, {name: self.sent.get(name, {})}
+        if not tree.fits(stacked, sent):
+            sent = tree.map(lambda x: torch.zeros_like(x[0]), stacked)
+        weights = self.weights if weights is None else weights
+        mean: Tree = robust.mean(self.robust, stacked, weights, sent, self.trim)[name]
+        return mean
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,8 @@ class Algorithm:
     private: ClassVar[tuple[str, ...]] = ()
     # Whether targets must be class numbers: such a method is refused for other objectives.
     needs_classes: ClassVar[bool] = False
+    # Top-level names of an upload whose size says nothing about its soundness, with the reason: they have no bound.
+    unbounded: ClassVar[dict[str, str]] = {}
 
     def __post_init__(self) -> None:
         """Refuse a hyper-parameter that is out of its range."""
@@ -76,7 +94,7 @@ class Algorithm:
                 "aggregate them in the method's own `aggregate`"
             )
         held = {name: server[name] for name in uploads.tree}
-        mean = tree.mean(uploads.tree, uploads.weights)
+        mean = {name: uploads.mean(name) for name in uploads.tree}
         return server | tree.map(lambda _, new: new, held, mean)  # a part of a name's leaves would lose the rest
 
     # --- on one client ------------------------------------------------------------------------------------------

@@ -103,6 +103,9 @@ class Training:
     rate: float = knob(1.0, "share of the clients that take part in a round", above=0, high=1)
     full_last: bool = knob(False, "all clients take part in the last round")
     weighting: str = knob("samples", "a client's weight in the mean", choices=("samples", "uniform"))
+    robust: str = knob("mean", "mean of the uploads", choices=("mean", "median", "trimmed", "clipped"))
+    trim: float = knob(0.1, "share left out at either end of a trimmed mean", low=0, high=0.5)
+    bound: float = knob(1000.0, "largest upload relative to the round's median; 0 = no bound", low=0)
     skip_empty: bool = knob(False, "leave out clients without training rows instead of refusing them")
 
     def horizon(self) -> int:

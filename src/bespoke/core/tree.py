@@ -133,13 +133,36 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
     share = weights.double() / weights.double().sum()
 
     def leaf(x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            raise TypeError(
-                "an upload with integer leaves has no mean: aggregate those names in the method's own `aggregate`"
-            )
+        refuse_integers(x)
         return torch.tensordot(share, x.double(), dims=1).to(x.dtype)
 
     return map(leaf, stacked)
+
+
+def refuse_integers(x: Tensor) -> None:
+    """Refuse a leaf that has no mean."""
+    if not x.is_floating_point():
+        raise TypeError(
+            "an upload with integer leaves has no mean: aggregate those names in the method's own `aggregate`"
+        )
+
+
+def norms(stacked: Tree) -> Tensor:
+    """Return the Euclidean norm of each row of a stacked tree, float64 (K,)."""
+    floating = (x if x.is_floating_point() else x.double() for x in leaves(stacked))
+    each = [torch.linalg.vector_norm(x[..., None].flatten(1), dim=1, dtype=torch.float64) for x in floating]
+    return torch.linalg.vector_norm(torch.stack(each), dim=0)
+
+
+def fits(stacked: Tree, one: Tree) -> bool:
+    """Return whether each row of a stacked tree has the names and shapes of ``one``."""
+    rows, own = flatten(stacked), flatten(one)
+    return rows.keys() == own.keys() and all(rows[name].shape[1:] == own[name].shape for name in rows)
+
+
+def per_row(values: Tensor, like: Tensor) -> Tensor:
+    """Return ``values`` (K,) in a shape that multiplies the rows of ``like`` (K, ...)."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

@@ -9,8 +9,11 @@ from bespoke.maths import gaussian
 
 
 def total_rows(rows: Tensor) -> Tensor:
-    """Return the train rows of all clients, 0-d, from those known (M,); 0 means unknown and counts as the average."""
-    return rows.sum() * len(rows) / (rows > 0).sum().clamp(min=1)
+    """Return the train rows of all clients, 0-d, from those known (M,), at least 1.
+
+    A count of 0, or below, which only a faulty client sends, is unknown and counts as the average.
+    """
+    return (rows.clamp(min=0.0).sum() * len(rows) / (rows > 0).sum().clamp(min=1)).clamp(min=1.0)
 
 
 def window_sums(params: Tree, windows: int) -> Tree:

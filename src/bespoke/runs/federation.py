@@ -16,6 +16,7 @@ from bespoke.core.settings import Training, knob
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
+from bespoke.runs.bounds import Bound, without
 
 EVALUATED_AT_ONCE = 1000  # clients: bounds the memory for their messages and scores
 
@@ -76,6 +77,10 @@ class Federation:
     seed: int
     inside: Inspectable | None = None  # the same clients, if they may be inspected
 
+    def __post_init__(self) -> None:
+        """Start with a bound that has seen nothing."""
+        self.bound = Bound(self.training.bound, self.algorithm.unbounded)
+
     @staticmethod
     def simulated(clients: Simulated, seed: int, evaluation: Evaluation | None = None) -> "Federation":
         """Return the federation of clients that live in this process."""
@@ -131,16 +136,31 @@ class Federation:
         with self._named(number):
             shared, own = self.down(server, cohort)
         trained = self.clients.train(number, cohort, shared, own)
-        middle, note = time.perf_counter(), ""
-        if len(trained.uploads.clients):
-            key = on_device(rng.stream(self.root, rng.SERVER, number), self.task.device)
-            with torch.no_grad(), self._named(number):
-                server = self._state(self.algorithm.aggregate(self.task, server, trained.uploads, key), "aggregate")
-        else:
-            note = "no client sent a finite upload: the server's state is unchanged"
-        self.clients.accept(trained.uploads.clients.tolist())
+        middle = time.perf_counter()
+        answered = _rows_of(own, cohort, trained.uploads.clients)
+        trained = without(trained, self.bound.judge(trained.uploads, shared, answered))
+        server, trained = self._aggregated(number, server, trained, shared)
+        accepted = trained.uploads.clients.tolist()
+        self.clients.accept(accepted)
+        self.bound.accept(accepted)
+        note = "" if accepted else "no upload was accepted: the server's state is unchanged"
         seconds = {"train": middle - begin, "aggregate": time.perf_counter() - middle}
         return Round(number, cohort, shared, own, trained, server, note, seconds)
+
+    @torch.no_grad()
+    def _aggregated(self, number: int, server: Tree, trained: Trained, shared: Tree) -> tuple[Tree, Trained]:
+        """Return the server's next state and the uploads in it; if that is not finite, the old one without any."""
+        clients = trained.uploads.clients.tolist()
+        if not clients:
+            return server, trained
+        key = on_device(rng.stream(self.root, rng.SERVER, number), self.task.device)
+        uploads = trained.uploads._replace(sent=shared, robust=self.training.robust, trim=self.training.trim)
+        with self._named(number):
+            new = self._state(self.algorithm.aggregate(self.task, server, uploads, key), "aggregate")
+        if tree.sound(new) in (None, True):
+            return new, trained
+        why = "with the uploads of this round, the server's state would hold NaN or inf"
+        return server, without(trained, dict.fromkeys(clients, why))
 
     def _state(self, server: Any, hook: str) -> Tree:
         """Return a server's state; anything but a tree is refused by name."""
@@ -202,9 +222,7 @@ class Federation:
         answered = round.uploads.clients.tolist()
         if not answered:
             return []
-        place = {c: i for i, c in enumerate(round.cohort)}
-        places = torch.tensor([place[c] for c in answered], device=self.task.device)
-        down = tree.take(round.own, places) | round.uploads.tree
+        down = _rows_of(round.own, round.cohort, round.uploads.clients) | round.uploads.tree
         return self.clients.evaluate(round.number, answered, round.shared, down)
 
     def group(self, client: int) -> str:
@@ -212,3 +230,12 @@ class Federation:
         if client >= self.num_clients:
             return "new"
         return "train" if self.clients.took_part(client) else "unseen"
+
+
+def _rows_of(own: Tree, cohort: Sequence[int], clients: torch.Tensor) -> Tree:
+    """Return what these clients (K',) of a cohort were sent in addition: the rows of ``own``, leaves (K', ...)."""
+    if not own:
+        return own
+    place = {client: i for i, client in enumerate(cohort)}
+    places = torch.tensor([place[client] for client in clients.tolist()], dtype=torch.int64)
+    return tree.take(own, on_device(places, clients.device))

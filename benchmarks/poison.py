@@ -1,0 +1,221 @@
+"""What one bad client of ten costs the other nine, method by method, and how large uploads are on clean data.
+
+Handwritten digits over ten clients, 30 rounds, seeds 0 to 2. The last client is bad: its inputs are in other units or at
+float32's maximum, or its upload of every round is scaled or overwritten. The accuracy of the nine good clients (pooled
+over their test rows, headline view, last round) is compared with a run of the nine alone. Clean runs, of these clients
+and of others with more skew, other optimisers and fewer participants, are repeated without the bound and compared to
+the bit; their largest upload relative to the median says how much room the bound leaves.
+"""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+import report
+import torch
+from torch import Tensor
+
+import bespoke
+from bespoke.clients import SequentialClients, Trained
+from bespoke.core import rng, tree
+from bespoke.core.data import FederatedData, Rows
+from bespoke.data import partitioned
+from bespoke.runs import api, bounds
+
+CLIENTS, ROUNDS, SEEDS = 10, 30, (0, 1, 2)
+BAD = CLIENTS - 1  # the last one, so that the others keep their places
+LOSS = 3.0  # points that the good clients may lose
+LARGEST = torch.finfo(torch.float32).max
+
+INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "inputs x 1e4": lambda x: x * 1e4,
+    "inputs at the maximum": lambda x: x / x.max() * LARGEST,
+}
+UPLOADS: dict[str, Callable[[Tensor], Tensor]] = {
+    "upload x 1e20": lambda x: x * 1e20 if x.is_floating_point() else x,
+    "upload of 1e38": lambda x: torch.full_like(x, 1e38) if x.is_floating_point() else x,
+}
+DIRICHLET = {"partition": "dirichlet", "alpha": 0.3, "clients": CLIENTS, "min_rows": 10}
+TRAINING = {"rounds": ROUNDS, "epochs": 2, "batch": 16, "lr": 0.05}
+CLEAN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to data and training
+    "as attacked": ({}, {}),
+    "skewed, half take part": ({"alpha": 0.1, "clients": 20, "min_rows": 2}, {"rate": 0.5}),
+    "two classes each": ({"partition": "pathological", "classes_per_client": 2, "clients": CLIENTS}, {}),
+    "cosine, momentum": ({}, {"schedule": "cosine", "momentum": 0.5}),
+    "adam, kept": ({}, {"optimizer": "adam", "lr": 0.003, "keep_optimizer": True}),
+    "three take part": ({"min_rows": 2}, {"rate": 0.3}),
+}
+
+
+def experiment(name: str, seed: int, data: dict[str, Any], training: dict[str, Any]) -> bespoke.Experiment:
+    """Return a method's experiment on digits."""
+    return bespoke.Experiment(
+        data=bespoke.DataSettings(name="digits", **(DIRICHLET if "partition" not in data else {}) | data),
+        model=bespoke.ModelSettings(name="cnn"),
+        algorithm=name,
+        training=bespoke.Training(**TRAINING | training),
+        seed=seed,
+    )
+
+
+class Tampered(SequentialClients):
+    """Clients of which the last sends something else than it should."""
+
+    change: Callable[[Tensor], Tensor]
+
+    def train(self, *args: Any) -> Trained:
+        done = super().train(*args)
+        clients = done.uploads.clients.tolist()
+        if BAD not in clients:
+            return done
+        place = clients.index(BAD)
+
+        def leaf(x: Tensor) -> Tensor:
+            x = x.clone()
+            x[place] = self.change(x[place])
+            return x
+
+        return replace(done, uploads=done.uploads._replace(tree=tree.map(leaf, done.uploads.tree)))
+
+
+def as_floats(pool: FederatedData) -> FederatedData:
+    """Return the pool with inputs as the model takes them."""
+    x = pool.transform(rng.key(0), pool.x, {}, False) if pool.transform else pool.x
+    return replace(pool, x=x.float(), transform=None)
+
+
+def without_bad(pool: FederatedData) -> FederatedData:
+    """Return the pool of the good clients."""
+    lists = {split: Rows.of([getattr(pool, split).client(c) for c in range(BAD)]) for split in ("train", "test", "val")}
+    return replace(pool, **lists, num_clients=BAD, names=pool.names[:BAD])
+
+
+@contextmanager
+def attacked(attack: str) -> Iterator[None]:
+    """Let runs of this process suffer an attack; "absent" leaves the bad client out."""
+    usual, loop = api.partitioned, api.BACKENDS["loop"]
+
+    def prepared(*args: Any) -> Any:
+        pool, described = partitioned(*args)
+        pool = as_floats(pool)
+        if attack == "absent":
+            return without_bad(pool), described
+        if attack in INPUTS:
+            rows = torch.cat([split.client(BAD) for split in (pool.train, pool.test, pool.val)])
+            x = pool.x.clone()
+            x[rows] = INPUTS[attack](x[rows])
+            pool = replace(pool, x=x)
+        return pool, described
+
+    api.partitioned = prepared
+    if attack in UPLOADS:
+        api.BACKENDS["loop"] = type("Attacked", (Tampered,), {"change": staticmethod(UPLOADS[attack])})
+    try:
+        yield
+    finally:
+        api.partitioned, api.BACKENDS["loop"] = usual, loop
+
+
+def good_accuracy(name: str, seed: int, attack: str, training: dict[str, Any]) -> dict[str, Any]:
+    """Return the accuracy in percent of the good clients, and how many uploads were refused, of the bad and the good."""
+    torch.set_num_threads(1)
+    with attacked(attack):
+        run = bespoke.run(experiment(name, seed, {}, training), backend="loop", device="cpu")
+    rounds = run.folder.rounds()
+    view = run.summary["headline"]
+    lines = [line for line in run.folder.clients() if line["view"] == view and line["split"] == "test"]
+    counted = [line["metrics"]["accuracy"] for line in lines if line["client"] != BAD]
+    refused = [int(client) for row in rounds for client in row["refused"]]
+    return {
+        "accuracy": 100.0 * sum(c for c, _ in counted) / sum(n for _, n in counted),
+        "refused": refused.count(BAD),
+        "good refused": sum(client != BAD for client in refused),
+        "why": next((why for row in rounds for why in row["refused"].values()), ""),
+    }
+
+
+def clean(name: str, seed: int, case: str) -> dict[str, Any]:
+    """Return the largest ratio to the median by top-level name, and whether runs with and without a bound are equal."""
+    torch.set_num_threads(1)
+    largest: dict[str, float] = defaultdict(float)
+    judge = bounds.Bound.judge
+
+    def watched(self: bounds.Bound, uploads: Any, shared: Any, own: Any) -> dict[int, str]:
+        found, _ = bounds.sizes(uploads.tree, shared, own)
+        for part, column in found.items():
+            usual = self._usual(part, column)
+            largest[part] = max(largest[part], max(column) / usual if usual else 0.0)
+        return judge(self, uploads, shared, own)
+
+    with tempfile.TemporaryDirectory() as folder:
+        results = []
+        for bound in ({}, {"bound": 0.0}):
+            if not bound:
+                bounds.Bound.judge = watched  # type: ignore[method-assign]
+            data, training = CLEAN[case]
+            out = f"{folder}/{bool(bound)}"
+            try:
+                run = bespoke.run(experiment(name, seed, data, training | bound), out, backend="loop", device="cpu")
+            finally:
+                bounds.Bound.judge = judge  # type: ignore[method-assign]
+            lines = [json.dumps(line) for line in [*run.folder.rounds(), *run.folder.clients()]]
+            results.append((tree.flatten(run.server), lines))
+    (a, first), (b, second) = results
+    equal = first == second and all(torch.equal(a[name], b[name]) for name in a)
+    return {"equal": equal, "largest": dict(largest)}
+
+
+def main() -> int:
+    """Run everything, print two tables, and return 1 if a method loses more than it may or a clean run changes."""
+    arguments = report.parser(__doc__, __file__)
+    arguments.add_argument("--jobs", type=int, default=1, help="processes")
+    arguments.add_argument("--names", nargs="*", default=list(bespoke.ALGORITHMS), help="methods")
+    arguments.add_argument("--off", action="store_true", help="without the bound, to see what it prevents")
+    given = arguments.parse_args()
+    attacks = ["absent", *INPUTS, *UPLOADS]
+    training = {"bound": 0.0} if given.off else {}
+    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        runs = {
+            (name, attack, seed): pool.submit(good_accuracy, name, seed, attack, training)
+            for name in given.names
+            for attack in attacks
+            for seed in SEEDS
+        }
+        calm = (
+            {}
+            if given.off
+            else {(name, case): pool.submit(clean, name, 0, case) for name in given.names for case in CLEAN}
+        )
+        rows, ratios, failed = [], [], 0
+        for name in given.names:
+            found = {attack: [runs[name, attack, seed].result() for seed in SEEDS] for attack in attacks}
+            mean = {attack: sum(one["accuracy"] for one in each) / len(SEEDS) for attack, each in found.items()}
+            losses = {attack: mean["absent"] - mean[attack] for attack in attacks[1:]}
+            refused = sum(one["good refused"] for each in found.values() for one in each)
+            failed += any(loss > LOSS for loss in losses.values())
+            rows.append({"method": name, "alone": mean["absent"], **losses, "good refused": refused, "runs": found})
+            print(rows[-1]["method"], json.dumps({k: v for k, v in rows[-1].items() if k != "runs"}), flush=True)
+            cases = {case: calm[name, case].result() for case in CLEAN if (name, case) in calm}
+            parts: dict[str, float] = defaultdict(float)
+            for one in cases.values():
+                for part, value in one["largest"].items():
+                    parts[part] = max(parts[part], value)
+            failed += any(not one["equal"] for one in cases.values())
+            ratios += [{"method": name, "name": part, "largest": value} for part, value in parts.items()]
+            if cases:
+                equal = all(one["equal"] for one in cases.values())
+                print("   clean:", json.dumps(parts), "equal" if equal else "NOT EQUAL", flush=True)
+    print(report.table(rows))
+    print(report.table(ratios))
+    report.store(given.out, "cpu", attacks=rows, clean=ratios)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

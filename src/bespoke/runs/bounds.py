@@ -1,0 +1,106 @@
+"""Which uploads a server takes: none that is far larger than those of the other clients.
+
+The size of an upload's top-level name is its distance to what the client was sent under the same name, or else its own
+norm. It is compared with the median of the round, or with that of recently accepted uploads where a round has few.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from bespoke.clients import Trained
+from bespoke.core import tree
+from bespoke.core.algorithm import Uploads
+from bespoke.core.data import on_device
+from bespoke.core.tree import Tree
+
+ENOUGH = 5  # uploads in a round for a median of their own
+SOME = 3  # uploads whose median still withstands one bad one, where nothing is known of earlier rounds
+RECENT = 50  # accepted sizes to remember
+
+Sizes = dict[str, list[float]]  # by top-level name
+
+
+class Bound:
+    """The bound on uploads, with what it remembers of accepted ones."""
+
+    def __init__(self, factor: float, unbounded: Mapping[str, str]) -> None:
+        """Refuse what is ``factor`` times larger than the median; 0 refuses nothing. ``unbounded`` names are exempt."""
+        self.factor, self.unbounded = factor, unbounded
+        self.recent: Sizes = {}  # of accepted uploads, the newest last; a checkpoint keeps it
+        self._judged: tuple[list[int], Sizes] = ([], {})
+
+    def judge(self, uploads: Uploads, shared: Tree, own: Tree) -> dict[int, str]:
+        """Return why clients are refused; each was sent its rows of ``own`` (leaves (K, ...)) beside ``shared``."""
+        clients = uploads.clients.tolist()
+        up = {name: part for name, part in uploads.tree.items() if name not in self.unbounded}
+        found, floors = sizes(up, shared, own) if self.factor and clients else ({}, {})
+        refused: dict[int, str] = {}
+        for name, column in found.items():
+            usual = self._usual(name, column)
+            for client, size, floor in zip(clients, column, floors[name], strict=True):
+                if usual > 0.0 and size > max(self.factor * usual, floor):
+                    why = f"its {name!r} is {size / usual:.3g} times as large as the usual, {usual:.3g}"
+                    refused.setdefault(client, f"{why}: beyond [training] bound = {self.factor:g}")
+        self._judged = clients, found
+        return refused
+
+    def accept(self, clients: Sequence[int]) -> None:
+        """Remember the sizes of these clients, a subset of those last judged."""
+        (judged, found), self._judged = self._judged, ([], {})
+        for name, column in found.items():
+            sizes = [size for client, size in zip(judged, column, strict=True) if client in clients]
+            self.recent[name] = [*self.recent.get(name, []), *filter(math.isfinite, sizes)][-RECENT:]
+
+    def _usual(self, name: str, round: Sequence[float]) -> float:
+        """Return the median size of a name; 0 if too little is known, which means no bound."""
+        known = self.recent.get(name, [])
+        if len(round) >= ENOUGH or (len(round) >= SOME and not known):
+            return statistics.median_low(round)
+        return statistics.median_low(known) if known else 0.0
+
+
+def sizes(up: Tree, shared: Tree, own: Tree) -> tuple[Sizes, Sizes]:
+    """Return by top-level name the size of each upload (leaves (K, ...)), and the norm of what that client was sent.
+
+    An upload that moved less than that norm is harmless, however little the others moved.
+    """
+    found, floors = [], []
+    for name, part in _named(up):
+        sent = _sent(part, name, shared, own)
+        found.append(tree.norms(tree.sub(part, sent) if sent else part))
+        floors.append(tree.norms(sent).expand_as(found[-1]) if sent else torch.zeros_like(found[-1]))
+    columns = torch.stack(found + floors).tolist() if found else []
+    names = [name for name, _ in _named(up)]
+    return dict(zip(names, columns[: len(names)], strict=True)), dict(zip(names, columns[len(names) :], strict=True))
+
+
+def _named(up: Tree) -> list[tuple[str, Tree]]:
+    """Return the top-level parts of an upload that hold any tensor, each as a tree."""
+    return [(name, {name: part}) for name, part in up.items() if any(True for _ in tree.leaves({name: part}))]
+
+
+def _sent(part: Tree, name: str, shared: Tree, own: Tree) -> Tree:
+    """Return what was sent under an upload's name, leaves (K, ...) or (1, ...); empty if it cannot be compared."""
+    if any(not leaf.is_floating_point() for leaf in tree.leaves(part)):
+        return {}
+    if name in own and tree.fits(part, tree.map(lambda x: x[0], {name: own[name]})):
+        return {name: own[name]}
+    if name in shared and tree.fits(part, {name: shared[name]}):
+        return tree.map(lambda x: x[None], {name: shared[name]})
+    return {}
+
+
+def without(trained: Trained, refused: Mapping[int, str]) -> Trained:
+    """Return the answer without the clients that are refused."""
+    if not refused:
+        return trained
+    tree_, weights, ids, *_ = trained.uploads
+    places = [i for i, client in enumerate(ids.tolist()) if client not in refused]
+    index = on_device(torch.tensor(places, dtype=torch.int64), ids.device)
+    uploads = Uploads(tree.take(tree_, index), weights[index], ids[index])
+    logged = {name: [values[i] for i in places] for name, values in trained.logged.items()}
+    return replace(trained, uploads=uploads, refused={**trained.refused, **refused}, logged=logged)
