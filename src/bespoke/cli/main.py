@@ -167,6 +167,7 @@ def run(
     from bespoke import loggers
     from bespoke.clients import processes
     from bespoke.records import RunFolder
+    from bespoke.report.summary import trouble
     from bespoke.runs import api
     from bespoke.runs.experiment import load
 
@@ -212,6 +213,8 @@ def run(
     if as_json:
         summaries = [done.summary | {"folder": str(folder), "seed": done.experiment.seed} for done, folder in results]
         print(json.dumps(summaries if seeds else summaries[0], indent=2))
+    if any(trouble(done.summary) for done, _ in results):
+        raise typer.Exit(3)
 
 
 def _use_threads(threads: int) -> None:

@@ -5,6 +5,7 @@ from bespoke.data.federate import DATASETS, federate_data, from_arrays, partitio
 from bespoke.data.partition.basic import Partition
 from bespoke.data.partition.schemes import PARTITIONS, register_partition
 from bespoke.data.pool import pool_of
+from bespoke.data.scales import odd_scales
 from bespoke.data.settings import DataSettings
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Partition",
     "federate_data",
     "from_arrays",
+    "odd_scales",
     "partitioned",
     "pool_of",
     "register_dataset",

@@ -162,7 +162,8 @@ class Evaluations:
 def totals(folder: RunFolder) -> dict[str, Any]:
     """Return the costs of a run: rounds, participations, bytes, seconds, refused uploads, and distinct notes.
 
-    `seconds` covers all phases; `round_seconds` is the median over rounds of training and aggregation.
+    `seconds` covers all phases; `round_seconds` is the median over rounds of training and aggregation; in
+    `rounds_refused` rounds every upload was refused, so that nothing was learned.
     """
     rounds, timing = folder.rounds(), folder.timing()
     return {
@@ -173,6 +174,7 @@ def totals(folder: RunFolder) -> dict[str, Any]:
         "seconds": sum(row[phase] for row in timing for phase in PHASES),
         "round_seconds": statistics.median([r["train"] + r["aggregate"] for r in timing]) if timing else None,
         "refused": sum(len(row["refused"]) for row in rounds),
+        "rounds_refused": sum(0 < len(row["cohort"]) <= len(row["refused"]) for row in rounds),
         "notes": list(dict.fromkeys(row["note"] for row in rounds if row.get("note"))),
     }
 
@@ -222,8 +224,25 @@ def pick(
     return dict(found.get(group, {}))
 
 
+def trouble(summary: dict[str, Any]) -> str:
+    """Return in words that a run learned nothing in some rounds, or from most uploads; "" if all is well."""
+    rounds, refused = summary["rounds_refused"], summary["refused"]
+    if rounds:
+        return f"every upload was refused in {rounds} of {summary['rounds']} rounds, which taught nothing"
+    if 2 * refused > summary["participations"]:
+        return f"{refused} of {summary['participations']} uploads were refused"
+    return ""
+
+
 def sentence(summary: dict[str, Any], select: str = "last") -> str:
-    """Return the headline number of a summary in words: round, model and clients; pooled and mean over clients."""
+    """Return the headline number of a summary in words: round, model and clients; pooled and mean over clients.
+
+    What :func:`trouble` finds follows.
+    """
+    return "; ".join(filter(None, [_numbers(summary, select), trouble(summary)]))
+
+
+def _numbers(summary: dict[str, Any], select: str) -> str:
     numbers = pick(summary, select=select)
     if not numbers.get("clients"):
         return f"{summary['rounds']} rounds: no client was evaluated on test rows"

@@ -20,7 +20,7 @@ from bespoke.core.objective import OBJECTIVES, Metric, Objective, ObjectiveSetti
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
-from bespoke.data import from_arrays, partitioned
+from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
@@ -137,6 +137,7 @@ def _assemble(
         adapt_epochs=evaluation.adapt_epochs,
         states=states,
     )
+    inner.notes += odd_scales(pool)
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
         sharded = ShardedClients(inner)
