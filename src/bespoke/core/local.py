@@ -119,7 +119,7 @@ class Local:
     key: Tensor  # (2,)
     round: Tensor
     rounds: Tensor
-    lr: Tensor  # with the schedule applied
+    lr: Tensor  # with the schedule applied; in `personalize` the base rate
     training: Training
     _strategy: Strategy
     _moments: Tree = field(default_factory=dict)  # kept by the optimiser, by tag
@@ -203,7 +203,8 @@ class Local:
         """Minimise ``loss(params, batch, *consts) -> 0-d`` over minibatches with the configured optimiser.
 
         ``lr`` replaces the base learning rate, for all parameters or by top-level name; the schedule still applies,
-        and a pair gives the rates at its start and end. ``limit`` (0-d) may end this client earlier.
+        and a pair gives the rates at its start and end. `personalize` is no part of the schedule: whatever the
+        round, it trains at the base rate, or at a pair's first. ``limit`` (0-d) may end this client earlier.
         The optimiser starts fresh in each call unless ``keep_optimizer`` is set; then its moments stay on
         the client, by tag. The mean loss over the rows seen is logged.
         """
