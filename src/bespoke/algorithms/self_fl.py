@@ -47,6 +47,12 @@ class SelfFL(Algorithm):
     warm_rounds: int = knob(0, "initial rounds with equal steps and weights by rows", low=0)
     private = ("history",)
 
+    @property
+    def ignores(self):
+        own = dict.fromkeys(("epochs", "steps"), "it decides each client's number of steps itself")
+        by_rows = self.warm_rounds or not self.own_weight
+        return own if by_rows else {**own, "weighting": "uncertainty weighs its clients"}
+
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 2, dtype=torch.float64, device=task.device)
         return {
