@@ -166,6 +166,11 @@ def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
             f"the objective {objective.name!r} needs class numbers, and the data has other targets: give whole "
             "numbers 0, 1, ..., or set [objective] name, for example to regression"
         )
+    if objective.classes and pool.num_classes == 1:
+        raise UserError(
+            "the data has one class: nothing to learn for a classifier; give rows of several classes, or set "
+            "[objective] name, for example to regression"
+        )
     if not objective.classes and pool.num_classes:
         pool = replace(pool, y=pool.y.to(torch.get_default_dtype()), num_classes=0)
     if wrong := objective.complaint(pool.y):
