@@ -1,10 +1,10 @@
 """What one bad client of ten costs the other nine, method by method, and how large uploads are on clean data.
 
-Handwritten digits over ten clients, 30 rounds, seeds 0 to 2. The last client is bad: its inputs are in other units or at
-float32's maximum, or its upload of every round is scaled or overwritten. The accuracy of the nine good clients (pooled
-over their test rows, headline view, last round) is compared with a run of the nine alone. Clean runs, of these clients
-and of others with more skew, other optimisers and fewer participants, are repeated without the bound and compared to
-the bit; their largest upload relative to the median says how much room the bound leaves.
+Handwritten digits over ten clients, 30 rounds, seeds 0 to 2. The last client is bad: its inputs are in other units or
+at float32's maximum, or its upload of every round is scaled or overwritten. The accuracy of the nine good clients
+(pooled over their test rows, headline view, last round) is compared with a run of the nine alone. Clean runs, of these
+clients and of others with more skew, other optimisers and fewer participants, are repeated without the bound and
+compared to the bit; their largest upload relative to the median says how much room the bound leaves.
 """
 
 import json

@@ -8,6 +8,7 @@ import torch
 import toy
 
 from bespoke.algorithms import ALGORITHMS
+from bespoke.algorithms.fedavg import FedAvg
 from bespoke.clients import SequentialClients
 from bespoke.clients.work import Work, clock, desk_alone
 from bespoke.core import rng, tree
@@ -88,6 +89,28 @@ def test_an_error_inside_a_method_names_method_client_and_round(backend, error):
     assert any(
         note.startswith("This happened in Breaks, client") and "round 7" in note for note in found.value.__notes__
     )
+
+
+@pytest.mark.parametrize("backend", toy.BACKENDS)
+@pytest.mark.parametrize("took_part", [True, False], ids=["took part", "new"])
+@pytest.mark.parametrize("lr", [None, 0.2, (0.3, 0.001)], ids=["base rate", "own rate", "pair"])
+def test_personalize_trains_at_the_base_rate_whatever_the_round(backend, took_part, lr):
+    class Tuned(FedAvg):
+        def personalize(self, local, state, down):
+            return local.finetune(down["model"], 2, lr=lr)
+
+    def personal(schedule, round):
+        training = replace(TRAINING, rounds=4, schedule=schedule, schedule_rounds=2)
+        clients = toy.BACKENDS[backend](Tuned(), toy.task(), toy.start(), toy.data(), training, SEED)
+        if took_part:
+            toy.train(clients, 1, [0, 1, 2, 3], {"model": toy.start()}, {})
+        return clients.personal(round, [0, 3], {"model": toy.start()}, {})
+
+    constant = personal("constant", 4)
+    for schedule in ("cosine", "step"):  # in round 4 the rate is 0, or a tenth
+        for one, two in zip(personal(schedule, 4), constant, strict=True):
+            assert toy.gap(one, two) < 1e-12
+    assert toy.gap(constant[0], toy.start()) > 1e-2
 
 
 def picky(outputs, y, mask):

@@ -70,15 +70,15 @@ class Work:
 
     def personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
         """Return the personal model of a client that took part."""
-        return self._personal(renewed(local), state, down)  # kept moments belong to training
+        return self._personal(_personal_desk(local), state, down)
 
     def adapt_and_personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
         """Return the personal model of a client that never took part."""
-        return self._personal(renewed(local), self._adapt(local, state, down), down)
+        return self._personal(_personal_desk(local), self._adapt(local, state, down), down)
 
     def evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
         """Personalise a client that took part, and score it on its held-out rows."""
-        own = renewed(local)
+        own = _personal_desk(local)
         personal = self._personal(own, state, down)
         scores = {split: self._score(local.key, rows, personal) for split, rows in held_out.items()}
         return {"scores": scores, "logged": collected(own).logged}
@@ -170,6 +170,11 @@ class Work:
                 if self.gathered:
                     views[view] = views[view] | {OUTPUTS: output}
         return views
+
+
+def _personal_desk(local: Local) -> Local:
+    """Return the desk of `personalize`: kept moments belong to training, and so does the schedule's decay."""
+    return renewed(local, lr=torch.full_like(local.lr, local.training.lr))
 
 
 def _pair(found: tuple[Tensor, Tensor]) -> Tree:
