@@ -47,7 +47,10 @@ class PFedVMP(Algorithm):
     new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
     private = ("head",)
     needs_classes = True
-    unbounded = {"precision": "the inverse of a variance that is almost 0 is huge on clean data"}  # noqa: RUF012
+
+    @property
+    def unbounded(self):
+        return {"precision": "the inverse of a variance near 0 is huge on clean data too"}
 
     def server_init(self, task, params, num_clients, key):
         centroid = torch.zeros(

@@ -46,13 +46,16 @@ class SelfFL(Algorithm):
     variance: str = knob("scatter", "how a scatter becomes a variance", choices=("scatter", "n-1"))
     warm_rounds: int = knob(0, "initial rounds with equal steps and weights by rows", low=0)
     private = ("history",)
-    unbounded = {"sigma": "a client's own variance is 0 until it has a history"}  # noqa: RUF012
 
     @property
     def ignores(self):
         own = dict.fromkeys(("epochs", "steps"), "it decides each client's number of steps itself")
         weights = {"weighting": "uncertainty weighs its clients"}
         return own if self.warm_rounds or not self.own_weight else own | weights
+
+    @property
+    def unbounded(self):
+        return {"sigma": "a variance is almost 0 until a client has a history"}
 
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 2, dtype=torch.float64, device=task.device)
@@ -108,11 +111,8 @@ class SelfFL(Algorithm):
         up, active, rounds = uploads.tree, len(uploads.clients), server["round"] + 1.0
         centre = uploads.mean("theta", torch.ones_like(uploads.weights))
         scatter = tree.sq_norm(tree.map(lambda x, c: x.double() - c, up["theta"], centre))
-        sigma0 = (
-            server["sigma0"]
-            if active < 2
-            else scatter / (active - 1.0 if self.variance == "n-1" else 1.0)
-        )
+        over = active - 1.0 if self.variance == "n-1" else 1.0
+        sigma0 = scatter / over if active > 1 else server["sigma0"]
         sigma, known = (
             server[name].index_copy(0, uploads.clients, up[name]) for name in ("sigma", "known")
         )

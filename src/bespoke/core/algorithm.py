@@ -64,8 +64,6 @@ class Algorithm:
     private: ClassVar[tuple[str, ...]] = ()
     # Whether targets must be class numbers: such a method is refused for other objectives.
     needs_classes: ClassVar[bool] = False
-    # Top-level names of an upload whose size says nothing about its soundness, with the reason: they have no bound.
-    unbounded: ClassVar[dict[str, str]] = {}
 
     def __post_init__(self) -> None:
         """Refuse a hyper-parameter that is out of its range."""
@@ -74,6 +72,11 @@ class Algorithm:
     @property
     def ignores(self) -> dict[str, str]:
         """Keys of ``[training]`` that change nothing as the fields are set, and why; a run that sets one notes it."""
+        return {}
+
+    @property
+    def unbounded(self) -> dict[str, str]:
+        """Top-level names of an upload that ``[training] bound`` does not hold for, and why."""
         return {}
 
     # --- on the server ------------------------------------------------------------------------------------------
