@@ -21,13 +21,14 @@ OTHER = {
     "clip": 0.01,
     "epochs": 2,
     "weighting": "uniform",
+    "robust": "clipped",
     # These are only changed together with all others that a method ignores.
     "steps": 4,
     "lr": 0.3,
     "schedule": "cosine",
     "keep_optimizer": True,
 }
-CHECKED = list(OTHER)[:6]
+CHECKED = list(OTHER)[:7]
 
 
 def outcome(method, training):

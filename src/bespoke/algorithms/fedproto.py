@@ -50,7 +50,10 @@ class FedProto(Algorithm):
 
     @property
     def ignores(self):
-        return {"weighting": "`average` weighs the owners of a class"}
+        return {
+            "weighting": "`average` weighs the owners of a class",
+            "robust": "prototypes are averaged by class",
+        }
 
     def server_init(self, task, params, num_clients, key):
         return prototypes.none(task)

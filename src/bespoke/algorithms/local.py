@@ -29,7 +29,7 @@ class LocalOnly(Algorithm):
 
     @property
     def ignores(self):
-        return {"weighting": "nothing is averaged"}
+        return dict.fromkeys(("weighting", "robust"), "nothing is averaged")
 
     def client_init(self, task, params, client):
         """Start at the common initial weights."""
