@@ -57,7 +57,7 @@ def experiment(name: str, seed: int, data: dict[str, Any], training: dict[str, A
     """Return a method's experiment on digits."""
     return bespoke.Experiment(
         data=bespoke.DataSettings(name="digits", **(DIRICHLET if "partition" not in data else {}) | data),
-        model=bespoke.ModelSettings(name="cnn"),
+        model=bespoke.ModelSettings(name="cnn", norm="group" if name in ("fedbn", "fedpce") else "none"),
         algorithm=name,
         training=bespoke.Training(**TRAINING | training),
         seed=seed,
@@ -176,41 +176,59 @@ def main() -> int:
     arguments = report.parser(__doc__, __file__)
     arguments.add_argument("--jobs", type=int, default=1, help="processes")
     arguments.add_argument("--names", nargs="*", default=list(bespoke.ALGORITHMS), help="methods")
+    arguments.add_argument("--parts", nargs="+", default=["attacks", "clean"], choices=["attacks", "clean"])
     arguments.add_argument("--off", action="store_true", help="without the bound, to see what it prevents")
     given = arguments.parse_args()
-    attacks = ["absent", *INPUTS, *UPLOADS]
+    attacks = ["absent", *INPUTS, *UPLOADS] if "attacks" in given.parts else []
+    cases = CLEAN if "clean" in given.parts else {}
     training = {"bound": 0.0} if given.off else {}
+    rows, ratios, failed = [], [], 0
     with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
-        runs = {
-            (name, attack, seed): pool.submit(good_accuracy, name, seed, attack, training)
+        work = {
+            name: (
+                {
+                    (attack, seed): pool.submit(good_accuracy, name, seed, attack, training)
+                    for attack in attacks
+                    for seed in SEEDS
+                },
+                {case: pool.submit(clean, name, 0, case) for case in cases},
+            )
             for name in given.names
-            for attack in attacks
-            for seed in SEEDS
         }
-        calm = (
-            {}
-            if given.off
-            else {(name, case): pool.submit(clean, name, 0, case) for name in given.names for case in CLEAN}
-        )
-        rows, ratios, failed = [], [], 0
-        for name in given.names:
-            found = {attack: [runs[name, attack, seed].result() for seed in SEEDS] for attack in attacks}
-            mean = {attack: sum(one["accuracy"] for one in each) / len(SEEDS) for attack, each in found.items()}
-            losses = {attack: mean["absent"] - mean[attack] for attack in attacks[1:]}
-            refused = sum(one["good refused"] for each in found.values() for one in each)
-            failed += any(loss > LOSS for loss in losses.values())
-            rows.append({"method": name, "alone": mean["absent"], **losses, "good refused": refused, "runs": found})
-            print(rows[-1]["method"], json.dumps({k: v for k, v in rows[-1].items() if k != "runs"}), flush=True)
-            cases = {case: calm[name, case].result() for case in CLEAN if (name, case) in calm}
-            parts: dict[str, float] = defaultdict(float)
-            for one in cases.values():
-                for part, value in one["largest"].items():
-                    parts[part] = max(parts[part], value)
-            failed += any(not one["equal"] for one in cases.values())
-            ratios += [{"method": name, "name": part, "largest": value} for part, value in parts.items()]
-            if cases:
-                equal = all(one["equal"] for one in cases.values())
-                print("   clean:", json.dumps(parts), "equal" if equal else "NOT EQUAL", flush=True)
+        for name, (attacked_runs, clean_runs) in work.items():
+            if attacks:
+                found = {key: run.result() for key, run in attacked_runs.items()}
+                mean = {a: sum(found[a, seed]["accuracy"] for seed in SEEDS) / len(SEEDS) for a in attacks}
+                losses = {attack: mean["absent"] - mean[attack] for attack in attacks[1:]}
+                refused = {a: sum(found[a, seed]["refused"] for seed in SEEDS) for a in attacks[1:]}
+                others = sum(run["good refused"] for run in found.values())
+                why = {attack: found[attack, 0]["why"] for attack in attacks[1:]}
+                failed += any(loss > LOSS for loss in losses.values())
+                rows.append(
+                    {
+                        "method": name,
+                        "alone": mean["absent"],
+                        **losses,
+                        "good refused": others,
+                        "times": refused,
+                        "why": why,
+                    }
+                )
+                print(json.dumps(rows[-1]), flush=True)
+            calm = {case: run.result() for case, run in clean_runs.items()}
+            failed += sum(not one["equal"] for one in calm.values())
+            parts = dict.fromkeys(part for one in calm.values() for part in one["largest"])
+            for part in parts:
+                by_case = {case: one["largest"].get(part, 0.0) for case, one in calm.items()}
+                ratios.append({"method": name, "name": part, "largest": max(by_case.values()), "by case": by_case})
+                print(json.dumps(ratios[-1]), flush=True)
+            if calm:
+                print(
+                    name,
+                    "clean runs",
+                    "equal" if all(one["equal"] for one in calm.values()) else "NOT EQUAL",
+                    flush=True,
+                )
     print(report.table(rows))
     print(report.table(ratios))
     report.store(given.out, "cpu", attacks=rows, clean=ratios)
