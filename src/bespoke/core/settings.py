@@ -94,8 +94,8 @@ def refuse_given(settings: Any, table: str, keys: Collection[str], to: str, take
         if field.name in keys and given != field.default:
             has = ", ".join(takes) or "no settings of its own"
             raise UserError(
-                f"{table} {field.name} = {shown(given)} means nothing to {to}, which takes {has}: leave it out, or set it "
-                f"to its default {field.default!r}"
+                f"{table} {field.name} = {shown(given)} means nothing to {to}, which takes {has}: leave it out, or set "
+                f"it to its default {field.default!r}"
             )
 
 

@@ -361,7 +361,7 @@ def _checked(settings: Any, kind: type[Any], where: str) -> Any:
 def _seed(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
         raise UserError(f"{where} must be a whole number of at least 0, not {shown(value)}")
-    if value >= 2**63:
+    if int(value) >= 2**63:
         raise UserError(f"{where} must be a whole number below 2^63, not {shown(value)}")
     return int(value)
 
