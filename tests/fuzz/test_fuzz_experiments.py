@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import bespoke
 from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.core import memory
-from bespoke.core.objective import OBJECTIVES, ObjectiveSettings
+from bespoke.core.objective import METRICS, OBJECTIVES, ObjectiveSettings
 from bespoke.data import DATASETS, PARTITIONS
 from bespoke.errors import UserError
 from bespoke.models import MODELS, ModelSettings
@@ -35,6 +35,13 @@ SMALL = {
     "evaluation": {},
     "objective": {},
 }
+OTHERS = (
+    {},
+    {"data": {"name": "digits", "clients": 6}, "model": {"name": "cnn"}},
+    {"data": {"name": "synthetic_hierarchy", "clients": 3}, "model": {"name": "linear"}},
+    {"data": {"name": "digits", "clients": 6}, "model": {"name": "sent140_lstm", "vocabulary": 17}},
+    *({"data": {**SMALL["data"], "partition": name}} for name in PARTITIONS),
+)
 NAMES = [
     "gaussian",
     "digits",
@@ -84,27 +91,49 @@ odd_lines = st.one_of(
 )
 
 
+often, seldom = (st.integers(0, 9).map(lambda n, low=low: n >= low) for low in (1, 9))
+
+
+def fitting(field):
+    """Values of the field's own type, small ones and those at the bounds."""
+    rules, default = field.metadata, field.default
+    if "choices" in rules:
+        return st.sampled_from(rules["choices"])
+    if isinstance(default, bool):
+        return st.booleans()
+    if isinstance(default, int):
+        edges = [rules.get("low", 0), rules.get("high", 2**31 - 1), 0, 1, 2, 3, 10, 1000, 10**6, 2**31 - 1]
+        return st.one_of(st.integers(0, 12), st.sampled_from(edges))
+    if isinstance(default, float):
+        return st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.2e-38, 1e-9, 0.5, 0.99, 1.0, 1e6, 1e18]))
+    if isinstance(default, tuple):
+        return st.lists(st.sampled_from([*METRICS, "loss", "nothing"]), max_size=3)
+    return st.sampled_from(NAMES)
+
+
 @st.composite
 def experiments(draw):
     """The text of a small experiment with some settings changed, and perhaps its characters as well."""
     found = {table: dict(values) if isinstance(values, dict) else values for table, values in SMALL.items()}
+    found |= {table: dict(values) for table, values in draw(st.sampled_from(OTHERS)).items()}
     if draw(st.booleans()):
         found["algorithm"]["name"] = draw(st.sampled_from(list(ALGORITHMS)))
     for _ in range(draw(st.integers(0, 4))):
         table = draw(tables)
-        kind = KINDS[found["algorithm"]["name"] if table == "algorithm" else table]
-        known = [field.name for field in dataclasses.fields(kind)] + ["name"]
-        found[table][draw(st.one_of(st.sampled_from(known), st.text(min_size=1, max_size=5)))] = draw(values)
-        if not isinstance(found["algorithm"]["name"], str) or found["algorithm"]["name"] not in ALGORITHMS:
-            break
-    if draw(st.integers(0, 9)) == 0:
-        found["seed"] = draw(values)
+        fields = dataclasses.fields(KINDS[found["algorithm"]["name"] if table == "algorithm" else table])
+        if fields and draw(often):
+            field = draw(st.sampled_from(fields))
+            found[table][field.name] = draw(fitting(field) if draw(often) else values)
+        else:
+            found[table][draw(st.text(min_size=1, max_size=5))] = draw(values)
+    if draw(seldom):
+        found[draw(st.sampled_from(list(found)))] = draw(values)
     text = to_toml({t: {_key(k): v for k, v in v.items()} if isinstance(v, dict) else v for t, v in found.items()})
-    if draw(st.integers(0, 3)) == 0:
+    if draw(seldom):
         lines = text.split("\n")
         lines.insert(draw(st.integers(0, len(lines))), draw(odd_lines))
         text = "\n".join(lines)
-    if draw(st.integers(0, 3)) == 0:
+    if draw(seldom):
         start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 20))
         text = text[:start] + draw(st.text(max_size=5)) + text[start + length :]
     return text
