@@ -9,8 +9,8 @@ from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
+from odd_settings import KINDS, NAMES, TABLES, values
 from small_runs import command, write
-from test_fuzz_experiments import KINDS, NAMES, TABLES, values
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.core import memory

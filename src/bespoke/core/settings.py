@@ -8,8 +8,8 @@ from typing import Any
 
 from bespoke.errors import UserError, shown
 
-# Bounds of every number: those of a 32-bit counter, and of a float32 and its square.
-_MOST_WHOLE, _LARGEST, _SMALLEST = 2**31 - 1, 1e18, 1.2e-38
+# Bounds of every number: those of a 32-bit counter, and of a float32, in which models are trained.
+_MOST_WHOLE, _LARGEST, _SMALLEST = 2**31 - 1, 3.4e38, 1.2e-38
 _Rules = Mapping[str, Any]
 
 
@@ -26,7 +26,7 @@ def knob(
     """Make a dataclass field with a sentence on its meaning and the values it takes.
 
     ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one. Without them a whole number must fit
-    into 32 bits, and the square of any other into a float32. ``of`` names the setting whose value decides whether this
+    into 32 bits, and any other number into a float32. ``of`` names the setting whose value decides whether this
     one means anything.
     """
     rules = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices, "of": of}
