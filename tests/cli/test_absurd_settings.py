@@ -8,7 +8,7 @@ from small_runs import command, experiment, write
 
 import bespoke
 from bespoke.core import memory
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
 from bespoke.report.runs import find_runs
 from bespoke.runs import api
 
@@ -198,7 +198,7 @@ def test_a_comparison_of_nothing():
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["x y/z", "", "a:b", "../a", "a\nb", ".a", 3, None, "x" * 5000 + "/"])
+@pytest.mark.parametrize("name", ["x y/z", "", "a:b", "../a", "a\nb", ".a", 3, None, "x" * 5000 + "/"], ids=shown)
 def test_a_name_is_plain(name):
     with pytest.raises(
         UserError, match=r"a name may have only letters, digits, '_', '-' and '.': choose another"
