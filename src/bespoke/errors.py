@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can fix, and the first line of any other."""
+"""The one exception for mistakes that a user can fix, the first line of any other, and values as short text."""
 
 
 class UserError(Exception):
@@ -11,3 +11,12 @@ class UserError(Exception):
 def reason(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """Return a value as one short line, whatever its size and depth."""
+    try:
+        text = " ".join(repr(value).split("\n"))
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, or tables in tables
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

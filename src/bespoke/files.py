@@ -1,14 +1,17 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and settings that are read from them."""
 
 from __future__ import annotations
 
 import errno
 import os
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from bespoke.errors import UserError
 
+_MOST_BYTES, _MOST_LEVELS, _MOST_BITS = 2**18, 4, 4096  # of a file of settings, its tables, and a whole number
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -58,3 +61,45 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[byte
         write_whole(Path(path), pieces)
     except OSError as error:
         raise write_error(Path(path), error) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a file of settings; a ValueError says why it cannot be one, an OSError that it is not there.
+
+    What no such file holds is refused before it can fill the memory or the stack.
+    """
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+    return parse_toml(text.decode())
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text; a ValueError refuses deep nesting and numbers of thousands of digits."""
+    parts = (part for line in text.splitlines() if not line.startswith("#") for part in line.split("="))
+    if any(part.count(".") > 50 for part in parts):  # a.b.c... takes tomllib the square of its length
+        raise ValueError(_TOO_DEEP)
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise
+        raise ValueError(_TOO_LONG) from None  # int() stops at 4,300 digits
+    _check_values(found, _MOST_LEVELS)
+    return found
+
+
+_TOO_DEEP, _TOO_LONG = "its tables or lists are nested too deeply", "it holds a number of thousands of digits"
+
+
+def _check_values(value: Any, levels: int) -> None:
+    if isinstance(value, dict | list):
+        if not levels:
+            raise ValueError(_TOO_DEEP)
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_values(each, levels - 1)
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError(_TOO_LONG)

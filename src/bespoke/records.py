@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
-from bespoke.files import fsync_folder, write_atomic, write_error
+from bespoke.files import fsync_folder, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
 
@@ -290,7 +289,7 @@ class RunFolder:
         """Return the resolved experiment, `config.toml`."""
         path = self.path / "config.toml"
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            return read_toml(path)
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {path}: {error}; give the folder of a run") from error
 

@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
 
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
 
 T = TypeVar("T")
 
@@ -29,10 +29,14 @@ _PATH = re.compile(rf"{_DOTTED}:{_DOTTED}")
 
 
 def closest(name: object, names: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" with the nearest name, ignoring case, or "" if none is near."""
-    known = {each.casefold(): each for each in names}
-    near = difflib.get_close_matches(str(name).casefold(), known, n=1)
+    """Return " (did you mean 'x'?)" with the nearest name, or "" if none is near; case, '_' and '-' do not count."""
+    known = {_plain(each): each for each in names}
+    near = difflib.get_close_matches(_plain(name if isinstance(name, str) else shown(name)), known, n=1)
     return f" (did you mean {known[near[0]]!r}?)" if near else ""
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
 
 
 def is_path(name: object) -> bool:
@@ -61,7 +65,7 @@ class Registry(UserDict[str, T]):
 
     def register(self, name: str, thing: Any, call: str) -> None:
         """Add a user's object under a name; ``call`` is the function that an error message names."""
-        where = f"{call}({name!r}, ...)"
+        where = f"{call}({shown(name)}, ...)"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise UserError(f"{where}: a name may have only letters, digits, '_', '-' and '.': choose another")
         if name in self.shipped:
@@ -78,12 +82,12 @@ class Registry(UserDict[str, T]):
             return self[name]
         if is_path(name):
             raise UserError(
-                f"{where}: {name!r} is an object of a module, and only a run imports modules: "
+                f"{where}: {shown(name)} is an object of a module, and only a run imports modules: "
                 "give the object itself, or register it under a name"
             )
         names = [*self.reserved, *self, *offered]
         near = closest(name, names)
-        raise UserError(f"{where}: there is no {self.kind} {name!r}{near}; there are {', '.join(names)}")
+        raise UserError(f"{where}: there is no {self.kind} {shown(name)}{near}; there are {', '.join(names)}")
 
     def offered(self) -> dict[str, EntryPoint]:
         """Return what installed packages provide and nobody has used yet, by name, without importing it."""
@@ -199,7 +203,7 @@ class Function:
 def function(thing: Any, offered: Collection[str], table: str, keys: Collection[str], where: str) -> Function:
     """Check a function whose parameters name ``offered`` values and ``keys`` of a table of the experiment."""
     if not callable(thing):
-        raise UserError(f"{where}: {thing!r} is not a function")
+        raise UserError(f"{where}: {shown(thing)} is not a function")
     name = getattr(thing, "__name__", type(thing).__name__)
     try:
         parameters = inspect.signature(thing).parameters.values()

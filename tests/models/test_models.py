@@ -201,7 +201,7 @@ def test_settings_that_a_model_has_not_are_refused(name):
         ),
         ({}, (20,), r"cnn needs images .* shape \(20,\): use mlp or linear"),
         ({}, (1, 3, 8), "cnn needs images .* at least 4x4"),
-        ({"hidden": -1}, GREY, "hidden must be at least 0, not -1"),
+        ({"hidden": -1}, GREY, "hidden must be at least 0 and at most 1,000,000, not -1"),
         ({"name": "sent140_lstm", "vocabulary": 5}, COLOUR, "sent140_lstm needs rows of tokens"),
         ({"name": "sent140_lstm"}, (25,), "sent140_lstm needs word vectors: set .* vectors"),
         ({"name": "sent140_lstm", "vectors": "no.npy"}, (25,), "vectors = 'no.npy' cannot be read.*No such file"),

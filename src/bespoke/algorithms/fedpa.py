@@ -36,7 +36,7 @@ class FedPA(Algorithm):
     Bytes per client and round: the model up, the model down.
     """
 
-    samples: int = knob(4, "posterior samples per round", low=1)
+    samples: int = knob(4, "posterior samples per round", low=1, high=1000)
     burn_in: int = knob(1, "windows of local steps before the first sample", low=0)
     rho: float = knob(0.01, "weight of the samples' covariance; 0 = ignored", low=0)
     server_lr: float = knob(0.5, "the server's learning rate", above=0)

@@ -32,8 +32,8 @@ class FedPCE(Algorithm):
     Bytes per client and round: model and MLPs up, model and MLPs down.
     """
 
-    size: int = knob(32, "numbers in an embedding", low=1)
-    hidden: int = knob(64, "hidden units of an MLP", low=1)
+    size: int = knob(32, "numbers in an embedding", low=1, high=10_000)
+    hidden: int = knob(64, "hidden units of an MLP", low=1, high=10_000)
     mlp_lr: float = knob(1e-2, "learning rate of the MLPs", above=0)
     mlp_lr_final: float = knob(1e-6, "its final value under a cosine schedule", low=0)
     embedding_lr: float = knob(0.1, "learning rate of the embedding", above=0)

@@ -44,7 +44,9 @@ class PFedBreD(Algorithm):
     )
     eta: float = knob(0.05, "how far the prior's mean moves from the global model", low=0)
     lam: float = knob(15.0, "strength of the tie to the prior's mean", low=0)
-    prox_steps: int = knob(5, "steps towards the personal model in each local iteration", low=1)
+    prox_steps: int = knob(
+        5, "steps towards the personal model in each local iteration", low=1, high=10_000
+    )
     prox_lr: float = knob(0.01, "learning rate of these steps", above=0)
     meta_lr: float = knob(0.01, "learning rate of both meta steps", above=0)
     optimizer: str = knob(

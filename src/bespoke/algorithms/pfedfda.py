@@ -43,7 +43,7 @@ class PFedFDA(Algorithm):
     betas: str = knob(
         "one", "number of coefficients that a client searches for", choices=("one", "two", "none")
     )
-    folds: int = knob(2, "folds of the search", low=2)
+    folds: int = knob(2, "folds of the search", low=2, high=1000)
     ridge: float = knob(1.0, "added to the diagonal of every estimated covariance", above=0)
     repair: bool = knob(
         False, "clip eigenvalues of the client's correlations; no effect with a ridge"

@@ -42,8 +42,8 @@ class PFedGP(Algorithm):
         "expected_sigmoid", "how f becomes a probability", choices=("expected_sigmoid", "exp_log")
     )
     variance: float = knob(8.0, "the kernel's variance", above=0)
-    chains: int = knob(20, "Gibbs chains", low=1)
-    gibbs_steps: int = knob(5, "steps of a Gibbs chain", low=0)
+    chains: int = knob(20, "Gibbs chains", low=1, high=1000)
+    gibbs_steps: int = knob(5, "steps of a Gibbs chain", low=0, high=10_000)
     max_rows: int = knob(500, "maximum number of train rows that a client predicts with", low=2)
     needs_classes = True
 

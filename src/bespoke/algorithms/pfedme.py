@@ -39,7 +39,7 @@ class PFedMe(Algorithm):
     """
 
     lam: float = knob(15.0, "strength of the tie between personal and global model", low=0)
-    inner_steps: int = knob(5, "steps of the personal model on each minibatch", low=1)
+    inner_steps: int = knob(5, "steps of the personal model on each minibatch", low=1, high=10_000)
     inner_lr: float = knob(0.05, "learning rate of these steps", above=0)
     beta: float = knob(
         1.0,

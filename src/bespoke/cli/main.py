@@ -15,7 +15,7 @@ import typer
 
 from bespoke._version import __version__
 from bespoke.cli import data, listing, progress
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 
 app = typer.Typer(
     help="Personalised federated learning: a model for every client.",
@@ -57,7 +57,9 @@ def main() -> None:
         sys.exit(141)
     except OSError as error:  # no room for temporary files, a folder that may not be read
         _fail(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}")
-    except Exception:
+    except Exception as error:
+        if _is_out_of_memory(error):
+            _fail(f"bespoke: the memory is too small: {reason(error)}; choose smaller settings, or --states disk")
         if not _several():
             raise
         _fail(traceback.format_exc().rstrip(), 1)
@@ -75,6 +77,15 @@ def _as_setting(option: str) -> str:
     after = " ".join(sys.argv).partition(f" {option}")[2].removeprefix("=").split()
     value = after[0] if after and not after[0].startswith("--") else "VALUE"
     return f"there is no option {option}: write --set {owners[0]}.{key}={value}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out; torch's own errors are known by their name and words, without importing it."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+    )
 
 
 def _several() -> bool:
@@ -155,8 +166,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; clients' batches are small, so 1 is fast.")] = 1,
+    checkpoint_every: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rounds between checkpoints.")] = 10,
+    threads: Annotated[
+        int, typer.Option(min=1, max=1024, help="CPU threads; clients' batches are small, so 1 is fast.")
+    ] = 1,
     log: Annotated[
         list[str] | None, typer.Option(help="Also send the numbers to tensorboard, wandb or mlflow; may be repeated.")
     ] = None,
@@ -177,8 +190,8 @@ def run(
         raise UserError("give --seed or --seeds, not both")
     results = []
     wanted: list[int | None] = [*dict.fromkeys(seeds)] if seeds else [seed]
-    for number in wanted:
-        loaded, source = load(experiment, algorithm, set_ or [], number)
+    read = [load(experiment, algorithm, set_ or [], number) for number in wanted]  # a mistake is told before any run
+    for number, (loaded, source) in zip(wanted, read, strict=True):
         folder = _folder(experiment, loaded, out, bool(seeds))
         if resume and not RunFolder(folder).holds_run():
             print(f"note: {folder} holds no run to resume; starting a new one", file=sys.stderr)
@@ -258,7 +271,10 @@ def compare(
 ) -> None:
     """Compare runs in a table like those in papers."""
     from bespoke import report
+    from bespoke.report.charts import check_path
 
+    for path in filter(None, (chart, curves)):
+        check_path(path)  # before anything is read
     comparison = report.compare(folders, baseline, select, view, group, metric)
     _show(comparison, markdown, as_json)
     if chart is not None:

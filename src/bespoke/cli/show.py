@@ -11,6 +11,7 @@ from bespoke.core.data import FederatedData
 from bespoke.data import Partition, partitioned
 from bespoke.errors import UserError
 from bespoke.report.bubbles import bubble_chart
+from bespoke.report.charts import check_path
 from bespoke.runs.experiment import load
 
 FEW = 2  # rows: a class with so few can hardly be in both the train rows and the test rows
@@ -72,6 +73,8 @@ def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = 
 
     ``overrides`` are ``table.key=value``, as for ``bespoke run``.
     """
+    if chart is not None:
+        check_path(chart)  # before anything is computed
     loaded, _ = load(experiment, None, overrides, seed, any_method=True)
     pool, found = partitioned(loaded.located()[0], loaded.seed, loaded.training.skip_empty)
     shown = describe(Path(experiment).name.removesuffix(".toml"), loaded.data.name, pool, found)

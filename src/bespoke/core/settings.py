@@ -2,11 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
+
+# Bounds of every number: those of a 32-bit counter, and of a float32, in which models are trained.
+_MOST_WHOLE, _LARGEST, _SMALLEST = 2**31 - 1, 3.4e38, 1.2e-38
+_Rules = Mapping[str, Any]
 
 
 def knob(
@@ -21,8 +25,9 @@ def knob(
 ) -> Any:
     """Make a dataclass field with a sentence on its meaning and the values it takes.
 
-    ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one. ``of`` names the setting whose value
-    decides whether this one means anything.
+    ``low`` and ``high`` are inclusive bounds, ``above`` an exclusive lower one. Without them a whole number must fit
+    into 32 bits, and any other number into a float32. ``of`` names the setting whose value decides whether this
+    one means anything.
     """
     rules = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices, "of": of}
     return dataclasses.field(default=default, metadata={k: v for k, v in rules.items() if v not in (None, ())})
@@ -30,11 +35,14 @@ def knob(
 
 def allowed(field: "dataclasses.Field[Any]") -> str:
     """Return the allowed values of a knob in words, or an empty string."""
-    rules = field.metadata
+    return _in_words(field.metadata)
+
+
+def _in_words(rules: _Rules) -> str:
     if "choices" in rules:
         return "one of " + ", ".join(repr(c) for c in rules["choices"])
     parts = [
-        f"{word} {rules[name]:g}"
+        f"{word} {rules[name]:,}" if isinstance(rules[name], int) else f"{word} {rules[name]:g}"
         for name, word in (("above", "greater than"), ("low", "at least"), ("high", "at most"))
         if name in rules
     ]
@@ -44,15 +52,28 @@ def allowed(field: "dataclasses.Field[Any]") -> str:
 def problem(field: "dataclasses.Field[Any]", value: Any) -> str:
     """Return what is wrong with a knob's value (of the right type), or an empty string."""
     rules = field.metadata
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    bad = (
-        ("choices" in rules and value not in rules["choices"])
-        or (numeric and not math.isfinite(value))
-        or (numeric and "low" in rules and value < rules["low"])
-        or (numeric and "high" in rules and value > rules["high"])
-        or (numeric and "above" in rules and value <= rules["above"])
+    if "choices" in rules and value not in rules["choices"]:
+        return f"must be {allowed(field)}, not {shown(value)}"
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
+        most = _MOST_WHOLE if isinstance(number, int) and not isinstance(field.default, float) else _LARGEST
+        general = {} if "above" in rules else {"low": -most}
+        for bounds in (rules, {**general, "high": most, **rules}):
+            if not _within(number, bounds):
+                return f"must be {_in_words(bounds)}, not {shown(number)}"
+        if 0 < abs(number) < _SMALLEST:
+            return f"must be {'' if 'above' in rules else '0 or '}at least {_SMALLEST:g} in size, not {shown(number)}"
+    return ""
+
+
+def _within(number: float, rules: _Rules) -> bool:
+    """Return whether a number keeps its bounds; NaN keeps none."""
+    return (
+        ("low" not in rules or number >= rules["low"])
+        and ("high" not in rules or number <= rules["high"])
+        and ("above" not in rules or number > rules["above"])
     )
-    return f"must be {allowed(field) or 'a finite number'}, not {value!r}" if bad else ""
 
 
 def check(settings: Any, where: str) -> None:
@@ -73,8 +94,8 @@ def refuse_given(settings: Any, table: str, keys: Collection[str], to: str, take
         if field.name in keys and given != field.default:
             has = ", ".join(takes) or "no settings of its own"
             raise UserError(
-                f"{table} {field.name} = {given!r} means nothing to {to}, which takes {has}: leave it out, or set it "
-                f"to its default {field.default!r}"
+                f"{table} {field.name} = {shown(given)} means nothing to {to}, which takes {has}: leave it out, or set "
+                f"it to its default {field.default!r}"
             )
 
 

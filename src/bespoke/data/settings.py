@@ -56,7 +56,9 @@ class DataSettings:
         "dirichlet", "how a domain's rows become its clients", choices=("dirichlet", "iid"), of="partition"
     )
     test: float = knob(0.2, "share of a client's rows that are test rows", low=0, high=0.99, of="folds")
-    folds: int = knob(0, "cut a client's rows into this many parts, one of which is the test rows; 0 = use test", low=0)
+    folds: int = knob(
+        0, "cut a client's rows into this many parts, one of which is the test rows; 0 = use test", low=0, high=1000
+    )
     fold: int = knob(0, "the part that is the test rows, counted from 0", low=0, of="folds")
     validation: float = knob(0.0, "share of a client's train rows to set aside", low=0, high=0.99)
     keep: float = knob(1.0, "share of a client's train rows to keep, at least one row", above=0, high=1)
@@ -103,7 +105,9 @@ class DataSettings:
         "pixel scale: the data set's own (auto, mostly [-1, 1]), [-1, 1], or by CIFAR's or ImageNet's moments",
         choices=("auto", "symmetric", "cifar", "imagenet"),
     )
-    num_classes: int = knob(0, "number of classes; 0 = from the labels of files, and 10 for gaussian", low=0, of="name")
+    num_classes: int = knob(
+        0, "number of classes; 0 = from the labels of files, and 10 for gaussian", low=0, high=10**6, of="name"
+    )
     rows: int = knob(2000, "number of rows", low=1, of="name")
     dim: int = knob(20, "numbers per row", low=1, of="name")
     spread: float = knob(1.5, "standard deviation within a class; the means are standard normal", low=0, of="name")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bespoke.core import memory
 from bespoke.core.objective import CLASSIFICATION, Objective
 from bespoke.core.settings import check, refuse_given
 from bespoke.core.task import Task
@@ -122,11 +123,23 @@ def build_task(
 ) -> Task:
     """Return the task of a ``[model]`` table for examples of ``input_shape`` (no batch axis); ``key`` as in Task."""
     spec, shape = MODELS[_filled(settings).name], tuple(input_shape)
+    if settings.name in MODELS.shipped:
+        _check_size(settings, shape, num_outputs)
 
     def build() -> nn.Module:
         return layers.set_precision(build_module(settings, shape, num_outputs), precision)
 
     return Task(build, spec.head, num_outputs, device, dtype, precision, objective, key)
+
+
+def _check_size(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> None:
+    """Refuse a model that does not fit into memory, by the shapes of its weights alone."""
+    with torch.device("meta"):
+        module = build_module(settings, input_shape, num_outputs)
+    weights = [weight for weight in module.parameters() if weight.is_meta]
+    count, most = sum(weight.numel() for weight in weights), max(weights, key=Tensor.numel).shape
+    what = f"the model {settings.name} with {count:,} weights, of which one tensor is {' x '.join(map(str, most))},"
+    memory.require(8 * count, what, "choose a smaller [model] or smaller examples")  # initial weights, and their copy
 
 
 def _filled(settings: ModelSettings) -> ModelSettings:

@@ -11,8 +11,10 @@ class ModelSettings:
 
     name: str = knob("cnn", "model")
     norm: str = knob("", "normalisation layers: none, group, instance, layer or per_group; empty = the model's default")
-    hidden: int = knob(0, "units of the hidden layer, which are the features; 0 = the model's default", low=0)
-    width: int = knob(0, "channels of the first convolution; 0 = the model's default", low=0)
+    hidden: int = knob(
+        0, "units of the hidden layer, which are the features; 0 = the model's default", low=0, high=10**6
+    )
+    width: int = knob(0, "channels of the first convolution; 0 = the model's default", low=0, high=10**5)
     dropout: float = knob(0.0, "share of the features to drop in training", low=0, high=0.9)
     stem: str = knob(
         "",

@@ -2,13 +2,14 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bespoke.core import memory
 from bespoke.errors import UserError
 from bespoke.models import layers
 from bespoke.models.settings import ModelSettings
@@ -30,6 +31,16 @@ class WordVectors(nn.Module):
         if x.is_floating_point():
             raise UserError("a token model needs whole numbers (int32 or int64) as examples: use another model")
         return nn.functional.embedding(x, self.vectors)
+
+
+def check_tokens(constants: Mapping[str, Tensor], x: Tensor) -> None:
+    """Refuse tokens x (N, T) that have no word vector; ``constants`` are those of the model, by name."""
+    for vectors in (value for name, value in constants.items() if name.endswith(".words.vectors")):
+        if not x.is_floating_point() and len(x) and not 0 <= x.min() <= x.max() < len(vectors):
+            raise UserError(
+                f"the examples hold tokens from {x.min()} to {x.max()}, but the model has word vectors for 0 to "
+                f"{len(vectors) - 1}: set [model] vocabulary to {x.max() + 1} or more, or give more vectors"
+            )
 
 
 class LSTM(nn.Module):
@@ -77,6 +88,8 @@ def _word_vectors(settings: ModelSettings) -> Tensor:
             f"(vocabulary, {_WORD}), or vocabulary for random ones"
         )
     if not settings.vectors:
+        what = f"[model] vocabulary = {settings.vocabulary:,} vectors of {_WORD} numbers"
+        memory.require(4 * settings.vocabulary * _WORD, what, "lower it")
         drawn = np.random.default_rng(0).standard_normal((settings.vocabulary, _WORD), dtype=np.float32)
         return torch.from_numpy(0.4 * drawn)  # about the spread of GloVe's
     try:

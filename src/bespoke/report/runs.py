@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
 from bespoke.records import RunFolder
 from bespoke.report.summary import Evaluations
 
@@ -24,12 +24,12 @@ class RecordedRun:
     @property
     def algorithm(self) -> str:
         """The name of its method."""
-        return str(self.config["algorithm"]["name"])
+        return self.config["algorithm"]["name"]
 
     @property
     def seed(self) -> int:
         """Its seed."""
-        return int(self.config.get("seed", 0))
+        return self.config.get("seed", 0)
 
 
 Groups = dict[str, dict[int, RecordedRun]]  # label -> seed -> run
@@ -76,10 +76,7 @@ def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
     by_method: dict[str, list[RecordedRun]] = {}
     warnings = []
     for folder in find_runs(paths):
-        config = folder.config()
-        if not isinstance(config.get("algorithm"), dict) or "name" not in config["algorithm"]:
-            raise UserError(f"{folder.path / 'config.toml'} names no [algorithm]; give the folder of a run")
-        run = RecordedRun(folder, config, Evaluations(folder))
+        run = RecordedRun(folder, _config(folder), Evaluations(folder))
         if run.evaluations.views:
             by_method.setdefault(run.algorithm, []).append(run)
         else:
@@ -98,6 +95,23 @@ def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
             else:
                 seeds[run.seed] = run
     return {label: dict(sorted(seeds.items())) for label, seeds in groups.items()}, warnings
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    """Return a run's settings, after checking what every comparison reads of them."""
+    config, cure = folder.config(), "give the folder of a run"
+    if not isinstance(config.get("algorithm"), dict) or not isinstance(config["algorithm"].get("name"), str):
+        raise UserError(f"{folder.path / 'config.toml'} names no [algorithm]; {cure}")
+    seed = config.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise UserError(f"{folder.path / 'config.toml'} has the seed {shown(seed)}, which is no whole number; {cure}")
+    for table, values in config.items():
+        if table != "seed" and not isinstance(values, dict):
+            raise UserError(f"{folder.path / 'config.toml'} has {table} = {shown(values)} in place of a table; {cure}")
+    select = config.get("evaluation", {}).get("select", "last")
+    if not isinstance(select, str):
+        raise UserError(f"{folder.path / 'config.toml'} selects the round {shown(select)}, which is no name; {cure}")
+    return config
 
 
 def view_of(run: RecordedRun, view: str | None) -> str:

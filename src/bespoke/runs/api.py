@@ -24,7 +24,9 @@ from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
+from bespoke.models.text import check_tokens
 from bespoke.registry import closest
+from bespoke.runs.costs import check_costs
 from bespoke.runs.execution import execute
 from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import Evaluation, Federation
@@ -124,6 +126,7 @@ def _assemble(
         )
     rows = pool.train.client(0)[:4]
     targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
+    check_tokens(task.constants(), pool.x)
     task.check(ready(pool, task, pool.x[rows]), targets)
     evaluation = experiment.evaluation
     inner = BACKENDS[pick_backend(backend, task.device)](
@@ -137,6 +140,7 @@ def _assemble(
         adapt_epochs=evaluation.adapt_epochs,
         states=states,
     )
+    check_costs(experiment, pool, inner)
     inner.notes += [*_ignored(experiment), *odd_scales(pool)]
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:

@@ -21,7 +21,8 @@ from bespoke.core.objective import OBJECTIVES, ObjectiveSettings
 from bespoke.core.settings import Training, allowed, problem
 from bespoke.data import DATASETS, PARTITIONS
 from bespoke.data.settings import DataSettings
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
+from bespoke.files import parse_toml, read_toml
 from bespoke.models import MODELS
 from bespoke.models.settings import ModelSettings
 from bespoke.registry import Registry, closest, is_path
@@ -69,7 +70,7 @@ class Experiment:
             name, method = method, read_algorithm({"name": method}, "Experiment(algorithm=...)")
         elif not isinstance(method, Algorithm):
             is_class = isinstance(method, type) and issubclass(method, Algorithm)
-            wrong = f"the class {method.__name__}: add (), as in {method.__name__}()" if is_class else repr(method)
+            wrong = f"the class {method.__name__}: add (), as in {method.__name__}()" if is_class else shown(method)
             raise UserError(f"Experiment(algorithm=...) takes a method or its name, not {wrong}")
         object.__setattr__(self, "algorithm", _checked(method, type(method), "[algorithm]"))
         object.__setattr__(self, "algorithm_name", name or name_of(method))
@@ -160,16 +161,15 @@ def shipped() -> dict[str, Path]:
 
 def find(name: str) -> Path:
     """Find an experiment file by path, or by the name of a shipped one."""
-    path = Path(name)
-    if path.is_file():
-        return path
+    if os.path.isfile(name):
+        return Path(name)
     named = shipped()
     if name in named:
         return named[name]
-    meant = [file for file in (f"{name}.toml", f"{name}/config.toml") if Path(file).is_file()]
+    meant = [file for file in (f"{name}.toml", f"{name}/config.toml") if os.path.isfile(file)]
     hint = f" (did you mean {meant[0]!r}?)" if meant else closest(name, named)
     raise UserError(
-        f"there is no experiment file {name!r} and no shipped experiment of that name{hint}; "
+        f"there is no experiment file {shown(name)} and no shipped experiment of that name{hint}; "
         f"the shipped ones are {', '.join(named)}"
     )
 
@@ -218,9 +218,11 @@ def load(
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be an experiment: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -231,20 +233,22 @@ def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any
     _check_tables(extra, ("algorithm", "training"), str(path))
     method = {"name": algorithm} | extra.get("algorithm", {})
     if method["name"] != algorithm:
-        raise UserError(f"{path}: [algorithm] name must be that of the file, {algorithm!r}, not {method['name']!r}")
+        raise UserError(
+            f"{path}: [algorithm] name must be that of the file, {algorithm!r}, not {shown(method['name'])}"
+        )
     read_algorithm(method, f"{path}: [algorithm]")
     training = _read_fields(extra.get("training", {}), Training, f"{path}: [training]")
     return {"algorithm": method, "training": tables.get("training", {}) | training}
 
 
 def _override(tables: dict[str, Any], text: str) -> None:
-    where = f"--set {text}"
+    where = f"--set {text if text.isprintable() and len(text) <= 100 else shown(text)}"
     name, _, value = (part.strip() for part in text.partition("="))
     table, _, key = name.partition(".")
     if not value or "." in key:
         raise UserError(f"{where}: write TABLE.KEY=VALUE, for example --set training.lr=0.1")
     if name == "seed":
-        tables["seed"] = _seed(_value(value), where)
+        tables["seed"] = _seed(_value(value, where), where)
         return
     if name == "algorithm.name":
         raise UserError(f"{where}: choose the method with --algorithm {value}")
@@ -255,7 +259,7 @@ def _override(tables: dict[str, Any], text: str) -> None:
     _check_tables({table: {}}, _KNOWN[1:], where)
     before = tables.get(table, _FEDAVG if table == "algorithm" else {})
     kind = _TABLES[table] if table in _TABLES else type(ALGORITHMS.find(before.get("name"), where)())
-    parsed = _value(value)
+    parsed = _value(value, where)
     if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
         parsed = value  # digits may be a string
     _read_fields({key: parsed}, kind, f"{where}: [{table}]")
@@ -267,18 +271,20 @@ def tables_with(key: str) -> list[str]:
     return [table for table, kind in _TABLES.items() if key in {field.name for field in dataclasses.fields(kind)}]
 
 
-def _value(text: str) -> Any:
+def _value(text: str, where: str) -> Any:
     """Parse a TOML value; a bare word is a string, and a number may begin or end with its point."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return float(text) if re.fullmatch(r"[+-]?(\d+\.|\.\d+)", text) else text
+    except ValueError as error:
+        raise UserError(f"{where}: cannot be a setting: {error}") from None
 
 
 def _check_tables(tables: dict[str, Any], known: Sequence[str], where: str) -> None:
     for key, value in tables.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}{closest(key, known)}; allowed are {', '.join(known)}")
+            raise UserError(f"{where}: unknown key {shown(key)}{closest(key, known)}; allowed are {', '.join(known)}")
         if key != "seed" and not isinstance(value, dict):
             raise UserError(f"{where}: {key} must be a table, written [{key}]")
 
@@ -336,7 +342,7 @@ def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str
     for key, value in table.items():
         if key not in fields:
             names = ", ".join(fields) or "none: it takes no settings"
-            raise UserError(f"{where} has no key {key!r}{closest(key, fields)}; allowed are {names}")
+            raise UserError(f"{where} has no key {shown(key)}{closest(key, fields)}; allowed are {names}")
         values[key] = _typed(value, hints[key], f"{where} {key}")
         wrong = problem(fields[key], values[key])
         if wrong:
@@ -347,33 +353,35 @@ def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str
 def _checked(settings: Any, kind: type[Any], where: str) -> Any:
     """Return a table with every value in its field's own type, so that equal settings have equal hashes."""
     if not isinstance(settings, kind):
-        raise UserError(f"{where} must be a {kind.__name__}, not {settings!r}")
+        raise UserError(f"{where} must be a {kind.__name__}, not {shown(settings)}")
     fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(kind) if f.init}
     return dataclasses.replace(settings, **_read_fields(fields, kind, where))
 
 
 def _seed(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise UserError(f"{where} must be a whole number of at least 0, not {value!r}")
+        raise UserError(f"{where} must be a whole number of at least 0, not {shown(value)}")
+    if int(value) >= 2**63:
+        raise UserError(f"{where} must be a whole number below 2^63, not {shown(value)}")
     return int(value)
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
     """Return a value of the field's type; a whole number may stand for a float, nothing else is converted."""
     if kind in (int, float) and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return kind(value)
+        return int(value) if kind is int or abs(int(value)) > 2**1000 else float(value)  # the limits are checked later
     if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)  # NumPy's numbers are numbers
     if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:  # tuple[T, ...]
         if not isinstance(value, list | tuple):
-            raise UserError(f"{where} must be a list, not {value!r}")
+            raise UserError(f"{where} must be a list, not {shown(value)}")
         return tuple(_typed(v, typing.get_args(kind)[0], where) for v in value)
     if kind not in _KINDS:
         raise UserError(
             f"{where} is declared as {kind}: a setting is an int, float, str, bool or tuple[T, ...] of them"
         )
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where} must be {_KINDS[kind]}, not {value!r}")
+        raise UserError(f"{where} must be {_KINDS[kind]}, not {shown(value)}")
     return value
 
 

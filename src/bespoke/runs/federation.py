@@ -31,7 +31,7 @@ class Evaluation:
         "after aggregation, or before it, for this round's participants with what they just trained",
         choices=("aggregated", "local"),
     )
-    adapt_rounds: int = knob(1, "rounds of adaptation for a client that never took part", low=0)
+    adapt_rounds: int = knob(1, "rounds of adaptation for a client that never took part", low=0, high=10_000)
     adapt_epochs: int = knob(0, "epochs of such a round if the method sets none; 0 = as in training", low=0)
     metric: str = knob("pooled", "value shown while running", choices=("pooled", "mean"))
     select: str = knob("last", "round shown by compare", choices=("last", "best_val", "best_test"))

@@ -71,12 +71,7 @@ def dirichlet(
     """
     if not alpha > 0:
         raise UserError(f"[data] alpha must be greater than 0, not {alpha!r}")
-    check_clients(len(labels), clients)
-    if min_rows * clients > len(labels):
-        raise UserError(
-            f"{clients} clients with at least {min_rows} rows each need more than the {len(labels)} rows there are: "
-            "lower [data] min_rows or clients"
-        )
+    check_clients(len(labels), clients, min_rows)
     classes, sizes = np.unique(labels, return_counts=True)
     largest = max(1, _DRAWS_AT_ONCE // (len(sizes) * clients))
     done, batch = 0, min(4, largest)
@@ -203,9 +198,14 @@ def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.ra
     return [np.sort(np.concatenate(hand)) for hand in hands]
 
 
-def check_clients(rows: int, clients: int) -> None:
-    """Refuse a number of clients that is below one or above the number of rows."""
+def check_clients(rows: int, clients: int, min_rows: int = 1) -> None:
+    """Refuse a number of clients that is below one, or for whom there are not enough rows."""
     if clients < 1:
         raise UserError(f"[data] clients is {clients}: give at least one")
     if clients > rows:
         raise UserError(f"{clients} clients are more than the {rows} rows there are: lower [data] clients")
+    if clients * min_rows > rows:
+        raise UserError(
+            f"{clients} clients with at least {min_rows} rows each need more than the {rows} rows there are: "
+            "lower [data] min_rows or clients"
+        )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bespoke.data.partition.basic import MAX_TRIES, Partition, deal, dirichlet, dirichlet_counts, iid
+from bespoke.data.partition.basic import MAX_TRIES, Partition, check_clients, deal, dirichlet, dirichlet_counts, iid
 from bespoke.errors import UserError
 
 KINDS = ("noise", "jitter", "imbalance")
@@ -63,6 +63,7 @@ def degradations(
     rows, and the rules apply to each part separately. New clients are drawn at random, equally many of each kind, and
     come last.
     """
+    check_clients(len(labels), clients, min_rows)
     each = _per_group(clients, new_clients, len(KINDS), "three degradations")
     if each % 2:
         raise UserError(f"{clients} clients cannot be split into thirds of pairs: make [data] clients a multiple of 6")

@@ -25,7 +25,7 @@ def replay(
     are permuted by a generator with seed 42, and the first n - floor((1 - test) n) are its test rows. Of
     the m others floor(``keep`` m) are train rows, drawn client by client from one generator with seed 0.
     """
-    check_clients(len(labels), clients)
+    check_clients(len(labels), clients, min_rows)
     draws = np.random.RandomState(seed)
     by_class = [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1)]
     concentration, even = np.repeat(alpha, clients), len(labels) / clients

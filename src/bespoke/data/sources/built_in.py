@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespoke.core import memory
 from bespoke.core.tree import Tree
 from bespoke.data.examples import ClientArrays, Examples, join
 from bespoke.errors import UserError
@@ -35,6 +36,8 @@ def digits() -> Examples:
 def gaussian(rng: np.random.Generator, rows: int, dim: int, num_classes: int, spread: float) -> Examples:
     """Synthetic: one Gaussian blob per class (rows, dim, num_classes, spread)."""
     classes = num_classes or 10
+    what = f"[data] rows = {rows:,} of dim = {dim:,} in {classes:,} classes"
+    memory.require(16 * (rows + classes) * dim, what, "lower rows, dim or num_classes")
     y = np.arange(rows) % classes
     means = rng.standard_normal((classes, dim))
     x = means[y] + spread * rng.standard_normal((rows, dim))
@@ -57,6 +60,7 @@ def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -
     So the mean of a client's observations is N(theta_m, 1 / N_m), the model's second level. The input x (N, 1) is 0: a
     linear model's output is its bias, which a squared loss makes the estimate of theta_m.
     """
+    memory.require(3000 * clients, f"the rows of {clients:,} synthetic clients", "lower [data] clients")
     sizes = rng.integers(20, 201, clients)
     means = np.sqrt(between) * rng.standard_normal(clients)
     owner = np.repeat(np.arange(clients), sizes)
