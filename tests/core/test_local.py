@@ -1020,3 +1020,8 @@ def test_closing_over_task_numbers_and_self_is_fine():
         for client in range(len(SIZES)):  # one full step, with twice the gradient and no penalty yet
             want = torch_training(client, params(), Training(lr=0.2), 1)
             assert (leaf[client] - want[name]).abs().max() < 1e-12
+
+
+def test_an_unknown_keyword_of_sgd_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"sgd and trace take epochs, .*, not epoch$"):
+        Local.trace(None, lambda p, b: p["w"].sum(), {"w": torch.ones(1)}, None, {}, epoch=3)

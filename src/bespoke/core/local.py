@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -43,6 +43,19 @@ def per_pass(n: Any, batch: int, drop: bool) -> Any:
     """Return the number of minibatches of min(batch, n) rows in one pass over n rows, an int or a tensor."""
     size = n.clamp(max=batch) if isinstance(n, Tensor) else min(batch, n)
     return n // size if drop else -(-n // size)
+
+
+class How(TypedDict, total=False):
+    """How to descend: the keywords of :meth:`Local.sgd` and :meth:`Local.trace`."""
+
+    epochs: int | None  # passes over the rows; default: the training settings
+    steps: int | None  # instead of epochs
+    limit: Tensor | None  # 0-d: may end this client earlier
+    lr: Rates | None  # replaces the base rate, for all or by top-level name; a pair is the schedule's start and end
+    tag: int  # 0 is the main pass, which sees the same batches in every method; further passes take other tags
+    gradient: Gradient | None  # gradient(params, batch, *consts) -> (loss 0-d, grads like params), instead of a loss
+    plain: bool  # bare steps of the rate, without momentum, Adam, clipping and weight decay
+    per_step: int  # k > 1 passes a tuple of k batches
 
 
 class Descent(NamedTuple):
@@ -192,46 +205,15 @@ class Local:
 
     # --- training -----------------------------------------------------------------------------------------------
 
-    def sgd(
-        self,
-        loss: Loss | None,
-        params: Tree,
-        *consts: Any,
-        gradient: Gradient | None = None,
-        plain: bool = False,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: Rates | None = None,
-        limit: Tensor | None = None,
-        per_step: int = 1,
-        tag: int = 0,
-    ) -> Tree:
+    def sgd(self, loss: Loss | None, params: Tree, *consts: Any, **how: Unpack[How]) -> Tree:
         """Minimise ``loss(params, batch, *consts) -> 0-d`` over minibatches with the configured optimiser.
 
-        With ``loss = None`` the method gives the gradient: ``gradient(params, batch, *consts) -> (loss 0-d, grads)``,
-        with grads like params; the library gives the update. ``plain`` takes bare steps of the rate along it instead,
-        without momentum, Adam, clipping and weight decay. ``per_step = k`` passes a tuple of k batches.
-        ``lr`` replaces the base learning rate, for all parameters or by top-level name; the schedule still applies,
-        and a pair gives the rates at its start and end. `personalize` is no part of the schedule: whatever the
-        round, it trains at the base rate, or at a pair's first. ``limit`` (0-d) may end this client earlier.
+        Keywords: see :class:`How`. With ``loss = None`` the method gives a ``gradient``, and the library the update.
+        `personalize` is no part of the schedule: whatever the round, it trains at the base rate, or at a pair's first.
         The optimiser starts fresh in each call unless ``keep_optimizer`` is set; then its moments stay on
         the client, by tag. The mean loss over the rows seen is logged.
         """
-        return self.trace(
-            loss,
-            params,
-            None,
-            {},
-            *consts,
-            gradient=gradient,
-            plain=plain,
-            epochs=epochs,
-            steps=steps,
-            lr=lr,
-            limit=limit,
-            per_step=per_step,
-            tag=tag,
-        )[0]
+        return self.trace(loss, params, None, {}, *consts, **how)[0]
 
     def trace(
         self,
@@ -240,14 +222,7 @@ class Local:
         watch: Watch | None,
         seen: Tree,
         *consts: Any,
-        gradient: Gradient | None = None,
-        plain: bool = False,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: Rates | None = None,
-        limit: Tensor | None = None,
-        per_step: int = 1,
-        tag: int = 0,
+        **how: Unpack[How],
     ) -> tuple[Tree, Tree]:
         """Run :meth:`sgd`, and return the last iterate and what ``watch`` made of all iterates.
 
@@ -255,13 +230,16 @@ class Local:
         part, if anything is seen: ``gradient(params, batch, seen, *consts) -> (loss 0-d, grads, seen)``; then ``watch``
         may be None.
         """
+        if unknown := how.keys() - How.__annotations__.keys():
+            raise TypeError(f"sgd and trace take {', '.join(How.__annotations__)}, not {', '.join(sorted(unknown))}")
+        gradient, tag = how.get("gradient"), how.get("tag", 0)
         if (loss is None) == (gradient is None):
             raise ValueError("give a loss, or None and a gradient")
         if not params:
             return params, seen
-        slot, length, rates = str(tag), self._length(epochs, steps, limit, per_step), self._rates(params, lr)
-        bare: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
-        training = replace(self.training, **bare) if plain else self.training
+        length = self._length(how.get("epochs"), how.get("steps"), how.get("limit"), how.get("per_step", 1))
+        slot, rates = str(tag), self._rates(params, how.get("lr"))
+        training = self.training.plain() if how.get("plain") else self.training
         moments = self._moments.get(slot, {})
         descent = Descent(loss, gradient, training, params, watch, seen, consts, rates, moments, length, tag)
         done = self._strategy.descend(self, descent)

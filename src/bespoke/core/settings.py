@@ -129,6 +129,10 @@ class Training:
     bound: float = knob(1000.0, "largest upload relative to the round's median; 0 = no bound", low=0)
     skip_empty: bool = knob(False, "leave out clients without training rows instead of refusing them")
 
+    def plain(self) -> "Training":
+        """Return the same without momentum, Adam, clipping and weight decay."""
+        return dataclasses.replace(self, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
+
     def horizon(self) -> int:
         """Return the number of rounds over which the schedule runs."""
         return self.schedule_rounds or self.rounds

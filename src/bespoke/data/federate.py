@@ -168,17 +168,27 @@ def _check_together(settings: DataSettings) -> None:
         )
 
 
-def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: bool) -> tuple[FederatedData, Partition]:
+def _is_natural(examples: Examples, settings: DataSettings) -> bool:
+    """Return whether the data set's own clients are kept."""
+    return settings.partition == "natural" and len(examples.owner_names) > 0
+
+
+def _number(examples: Examples, settings: DataSettings) -> int:
+    """Return the number of clients to make."""
+    return settings.clients or (len(examples.owner_names) if _is_natural(examples, settings) else DEFAULT_CLIENTS)
+
+
+def _chosen(examples: Examples, settings: DataSettings) -> DataSettings:
+    """Return the settings with the partition that ``auto`` means, after checking that they fit the data set."""
     own = len(examples.owner_names)
     if settings.partition == "auto":
         scheme = "natural" if own else "dirichlet" if examples.num_classes else "iid"
         settings = replace(settings, partition=scheme)
         _check_partition(settings)
-    scheme = settings.partition
+    scheme, natural = settings.partition, _is_natural(examples, settings)
     if scheme in PARTITIONS.shipped and scheme not in _WITHOUT_CLASSES and not examples.num_classes:
         raise UserError(f'[data] partition = "{scheme}" deals rows by class, but targets are not classes: use "iid"')
-    natural = scheme == "natural" and own > 0
-    clients = settings.clients or (own if natural else DEFAULT_CLIENTS)
+    clients = _number(examples, settings)
     if natural and clients > own:
         raise UserError(f"[data] clients is {clients}, but the data set has {own} clients of its own: lower it")
     if settings.new_clients >= clients:
@@ -186,9 +196,14 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
             f"{settings.new_clients} of {clients} clients cannot be new: lower [data] new_clients, "
             "so that at least one client takes part in training"
         )
-    marks = examples.official_test
-    if settings.pool == "split" and marks is None:
+    if settings.pool == "split" and examples.official_test is None:
         raise UserError(f'{settings.name!r} has no official test rows to keep separate: set [data] pool = "train+test"')
+    return settings
+
+
+def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: bool) -> tuple[FederatedData, Partition]:
+    settings = _chosen(examples, settings)
+    marks, natural = examples.official_test, _is_natural(examples, settings)
     apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
     if apart and not natural and not examples.num_classes:
         raise UserError('[data] pool = "split" deals test rows by class, but the targets are not classes: leave it out')
@@ -200,7 +215,8 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     everything = _subsample(len(examples.y), settings.subsample, seed)
     rows = everything[~marks[everything]] if apart and marks is not None else everything
     known = _known(examples, rows, marked=not apart)
-    found = split_rows(known, replace(settings, clients=clients), rng, own_number=not settings.clients)
+    wanted = replace(settings, clients=_number(examples, settings))
+    found = split_rows(known, wanted, rng, own_number=not settings.clients)
     lists = [rows[part] for part in found.lists]
     clients = len(lists)
     train_lists, test_lists = lists, None
