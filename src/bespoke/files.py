@@ -1,15 +1,23 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and a lock that one program holds on a folder."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
+import socket
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from bespoke.errors import UserError
 
+LOCK = ".bespoke.lock"
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+_MARK = "bespoke: "  # how our own lock files begin
 
 
 def reason_and_cure(error: OSError) -> str:
@@ -17,9 +25,9 @@ def reason_and_cure(error: OSError) -> str:
     return f"{error.strerror or error}; {'make room' if error.errno in _FULL else 'fix the problem'}"
 
 
-def write_error(path: Path, error: OSError) -> UserError:
-    """Return the error for a file that could not be written."""
-    return UserError(f"cannot write {path}: {reason_and_cure(error)}, then continue a started run with --resume")
+def write_error(path: Path, error: OSError, then: str = "") -> UserError:
+    """Return the error for a file that could not be written; ``then`` says how to go on afterwards."""
+    return UserError(f"cannot write {path}: {reason_and_cure(error)}{then}")
 
 
 def fsync_folder(path: Path) -> None:
@@ -34,11 +42,14 @@ def fsync_folder(path: Path) -> None:
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a file whole or not at all: a temporary file next to it, fsync, rename, fsync of the folder.
 
-    The pieces may be generated during writing, so that a large file is never in memory as a whole.
+    The pieces may be generated during writing, so that a large file is never in memory as a whole. The temporary
+    file's name cannot be foretold and is opened only if nothing has it, a link included.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    short = os.fsdecode(os.fsencode(path.name)[:200])  # with the rest, no longer than a name may be
+    temporary = path.with_name(f".{short}.{secrets.token_hex(8)}.tmp")
+    file = temporary.open("xb")
     try:
-        with temporary.open("wb") as file:
+        with file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -46,15 +57,103 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         os.replace(temporary, path)
         fsync_folder(path.parent)
     except BaseException:
-        if temporary.is_file():
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[bytes]) -> None:
-    """Write a file of a run whole or not at all, or say in one sentence why that failed."""
+def temporary_of(name: str) -> str | None:
+    """Return the file that :func:`write_whole` was writing under this temporary name, or None for other names."""
+    found = re.fullmatch(r"\.(.+)\.[0-9a-f]{16}\.tmp", name, re.DOTALL)
+    return found[1] if found else None
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[bytes], then: str = "") -> None:
+    """Write a file whole or not at all, or say in one sentence why that failed and how to go on ``then``."""
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     try:
         write_whole(Path(path), pieces)
     except OSError as error:
-        raise write_error(Path(path), error) from error
+        raise write_error(Path(path), error, then) from error
+
+
+class FolderLock:
+    """An operating system's lock on a folder, held until :meth:`close` or the end of the process.
+
+    Several processes may hold it together: the first takes it alone and calls :meth:`share`, then the others join.
+    Nobody can take it alone before all have let go.
+    """
+
+    def __init__(self, folder: Path, *, join: bool = False) -> None:
+        """Take the lock alone, or ``join`` those who share it; refuse at once if that is impossible."""
+        self._path = folder / LOCK
+        self.note = ""  # why there is no lock, where the file system has none
+        self._descriptor: int | None = self._open()
+        try:
+            self._flock("LOCK_SH" if join else "LOCK_EX")
+            if not join:
+                self._sign()
+        except BaseException:
+            self.close()
+            raise
+
+    def share(self) -> None:
+        """Let other processes join; another program that takes the lock in between is told to be the holder."""
+        self._flock("LOCK_SH")
+
+    def close(self) -> None:
+        """Let go, also for forked children that inherited the lock."""
+        if self._descriptor is not None:
+            if not self.note:
+                self._system("LOCK_UN")
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        """Open the lock's file, which must be ours or new, and no link; a later program does not inherit it."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            descriptor = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR):
+                raise self._foreign() from None
+            raise write_error(self._path, error) from error
+        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if not plain or not _MARK.encode().startswith(os.pread(descriptor, len(_MARK), 0)):
+            os.close(descriptor)
+            raise self._foreign()
+        return descriptor
+
+    def _foreign(self) -> UserError:
+        return UserError(f"{self._path} is not the lock of a run: move it away, or choose another folder")
+
+    def _flock(self, how: str) -> None:
+        try:
+            self._system(how)
+        except BlockingIOError:
+            told = os.pread(self._descriptor or 0, 300, 0).decode(errors="replace").partition("\n")[0]
+            holder = told.removeprefix(_MARK) or "of unknown name"
+            raise UserError(
+                f"{self._path.parent} is in use by another process ({holder}): wait until it has ended, or choose "
+                "another folder"
+            ) from None
+        except (ImportError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise write_error(self._path, error) from error
+            self.note = f"{self._path.parent} cannot be locked here: start no second run in it while this one goes on"
+
+    def _system(self, how: str) -> None:
+        import fcntl  # which Windows lacks
+
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, getattr(fcntl, how) | fcntl.LOCK_NB)
+
+    def _sign(self) -> None:
+        """Write who holds the lock; for people, so that no room for it is no error."""
+        if self._descriptor is None:
+            return
+        text = f"{_MARK}host {socket.gethostname()}, pid {os.getpid()}\n".encode()
+        try:
+            os.pwrite(self._descriptor, text, 0)
+            os.ftruncate(self._descriptor, len(text))
+        except OSError:
+            pass

@@ -8,6 +8,7 @@ A run folder holds
     clients.jsonl     one line per (round, client, split, view): the sum and weight of each metric
     timing.jsonl      one line per round: seconds by phase
     summary.json      values derived from the lines above
+    federation.json   the clients, their rows and a hash of them; written once
     checkpoints/      states to resume from
     *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `metrics` becomes
                       `metric.NAME.sum` and `metric.NAME.weight`, `refused` becomes two lists, `refused` (ids)
@@ -23,12 +24,14 @@ as the metrics accuracy and loss.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import math
 import os
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -38,6 +41,8 @@ from bespoke.errors import UserError
 from bespoke.files import fsync_folder, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
+RESUME = ", then continue a started run with --resume (resume=True in Python)"
+_PIECE = 2**20  # bytes read at once
 
 COLUMNS: dict[str, dict[str, str]] = {
     ROUNDS: {
@@ -166,21 +171,22 @@ class RunFolder:
     """The files of one run. `RunFolder(path)` only names them; `RunFolder.create(path)` makes the folder."""
 
     path: Path
+    _sums: dict[str, tuple[int, Any]] = field(compare=False, repr=False)  # file -> bytes read, their running hash
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         object.__setattr__(self, "path", Path(path))
+        object.__setattr__(self, "_sums", {})
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Make the folder (an existing one is left as it is) and check that it is writable."""
         folder = cls(path)
-        probe = folder.path / ".probe.tmp"
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            reason = error.strerror or str(error)
+            if not os.access(folder.path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+            reason = getattr(error, "strerror", None) or str(error)
             raise UserError(f"cannot write to the folder {path}: {reason}; choose another output") from error
         return folder
 
@@ -209,6 +215,7 @@ class RunFolder:
             with path.open("ab+", buffering=0) as file:
                 good = _end_of_lines(file)
                 file.truncate(good)
+                digest = self._sum(name, good)
                 try:
                     done = 0
                     while done < len(data):
@@ -217,27 +224,71 @@ class RunFolder:
                 except BaseException:
                     file.truncate(good)
                     raise
+            digest.update(data)
+            self._sums[name] = good + len(data), digest
             if is_new:
                 fsync_folder(self.path)
         except OSError as error:
-            raise write_error(path, error) from error
+            raise write_error(path, error, RESUME) from error
 
     def offsets(self) -> dict[str, int]:
         """Return the length in bytes of each record file (0 for one not yet written), for `truncate`."""
         files = {name: self.path / name for name in COLUMNS}
         return {name: path.stat().st_size if path.exists() else 0 for name, path in files.items()}
 
-    def truncate(self, offsets: dict[str, int]) -> None:
-        """Truncate all record files to `offsets`, or none of them if one does not fit."""
+    def sums(self, offsets: dict[str, int]) -> dict[str, str]:
+        """Return the SHA-256 of each record file up to its offset; what was appended here is not read again."""
+        return {name: self._sum(name, offset).hexdigest() for name, offset in offsets.items()}
+
+    def _sum(self, name: str, offset: int) -> Any:
+        """Return the running hash of a record file up to an offset, which is at most its length."""
+        done, digest = self._sums.get(name, (0, hashlib.sha256()))
+        if done > offset:  # it was cut back
+            done, digest = 0, hashlib.sha256()
+        if done < offset:
+            digest = digest.copy()
+            with (self.path / name).open("rb") as file:
+                file.seek(done)
+                while done < offset and (piece := file.read(min(_PIECE, offset - done))):
+                    digest.update(piece)
+                    done += len(piece)
+        self._sums[name] = done, digest
+        return digest
+
+    def verify(self, offsets: dict[str, int], sums: dict[str, str] | None) -> None:
+        """Refuse record files that do not begin with what a checkpoint knows: their offsets and, if kept, `sums`."""
+        cure = "restore the file or start the run again in another folder"
         sizes = self.offsets()
         for name, offset in offsets.items():
+            path = self.path / name
             if name not in COLUMNS:
                 raise ValueError(f"no record file {name!r}; there are {', '.join(COLUMNS)}")
-            if not 0 <= offset <= sizes[name] or not self._line_ends_at(name, offset):
-                raise UserError(
-                    f"{self.path / name} does not fit its checkpoint (no line ends at byte {offset}); "
-                    "restore the file or start the run again in another folder"
-                )
+            if path.is_symlink() or (path.exists() and not path.is_file()):
+                raise UserError(f"{path} is no plain file; {cure}")
+            try:
+                if not 0 <= offset <= sizes[name] or not self._line_ends_at(name, offset):
+                    raise UserError(f"{path} does not fit its checkpoint (no line ends at byte {offset}); {cure}")
+                if sums is not None and self._sum(name, offset).hexdigest() != sums[name]:
+                    raise UserError(f"{path} is not as the run wrote it{self._first_damage(name, offset)}; {cure}")
+            except OSError as error:
+                raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
+
+    def _first_damage(self, name: str, offset: int) -> str:
+        """Return where a record file that was changed is no longer a record, if it is not."""
+        read = 0
+        with (self.path / name).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                read += len(line)
+                if read > offset:
+                    break
+                if _parse(name, line) is None:
+                    return f": line {number} is damaged"
+        return f": something in its first {offset} bytes was changed"
+
+    def truncate(self, offsets: dict[str, int]) -> None:
+        """Truncate all record files to `offsets`, or none of them if one does not fit."""
+        self.verify(offsets, None)
+        sizes = self.offsets()
         for name, offset in offsets.items():
             if offset == sizes[name]:
                 continue
@@ -246,7 +297,7 @@ class RunFolder:
                     file.truncate(offset)
                     os.fsync(file.fileno())
             except OSError as error:
-                raise write_error(self.path / name, error) from error
+                raise write_error(self.path / name, error, RESUME) from error
 
     def _line_ends_at(self, name: str, offset: int) -> bool:
         if offset == 0:
@@ -291,19 +342,19 @@ class RunFolder:
         path = self.path / "config.toml"
         try:
             return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}; give the folder of a run") from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` as indented JSON to the file `name`, atomically; NaN and infinities become null."""
-        write_atomic(self.path / name, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+        write_atomic(self.path / name, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n", RESUME)
 
     def read_json(self, name: str) -> Any:
         """Return the value that `write_json` wrote."""
         path = self.path / name
         try:
             return json.loads(path.read_bytes(), parse_constant=_no_constant)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}; restore it or run the experiment again") from error
 
     def export_parquet(self) -> list[Path]:
@@ -331,7 +382,7 @@ class RunFolder:
             while chunk := list(islice(rows, 50_000)):
                 writer.write_table(pa.Table.from_pylist(chunk, schema))
         path = (self.path / name).with_suffix(".parquet")
-        write_atomic(path, sink.getvalue())
+        write_atomic(path, sink.getvalue(), RESUME)
         return path
 
 
