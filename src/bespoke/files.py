@@ -87,7 +87,7 @@ class FolderLock:
         """Take the lock alone, or ``join`` those who share it; refuse at once if that is impossible."""
         self._path = folder / LOCK
         self.note = ""  # why there is no lock, where the file system has none
-        self._descriptor: int | None = self._open()
+        self._descriptor: int | None = self._open(os.O_RDONLY if join else os.O_RDWR | os.O_CREAT)
         try:
             self._flock("LOCK_SH" if join else "LOCK_EX")
             if not join:
@@ -108,11 +108,10 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _open(self) -> int:
+    def _open(self, how: int) -> int:
         """Open the lock's file, which must be ours or new, and no link; a later program does not inherit it."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
-            descriptor = os.open(self._path, flags, 0o666)
+            descriptor = os.open(self._path, how | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR):
                 raise self._foreign() from None

@@ -229,12 +229,11 @@ class StateStore:
         for name in sorted(layout, key=lambda name: -layout[name].element_size()):  # so that each is aligned
             start, end = end, end + len(ids) * layout[name].numel() * layout[name].element_size()
             spans[name] = [start, end]
-        header: dict[str, Any] = {_METADATA: {OWNER: self._owner}}
-        header |= {
+        header: dict[str, Any] = {
             name: {"dtype": _NAMES[like.dtype], "shape": [len(ids), *like.shape], "data_offsets": spans[name]}
             for name, like in layout.items()
         }
-        text = json.dumps(header).encode()
+        text = json.dumps(header | {_METADATA: {OWNER: self._owner}}).encode()
         text += b" " * (-(8 + len(text)) % 64)
         yield len(text).to_bytes(8, "little") + text + _bytes(torch.tensor(ids, dtype=torch.int64))
         for name in list(spans)[1:]:
