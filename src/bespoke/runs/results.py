@@ -178,7 +178,7 @@ def file_names(names: Sequence[str]) -> list[str]:
     encoded = [f"%2E{name[1:]}" if name.startswith(".") else name for name in encoded]
     alike = Counter(name.lower() for name in encoded)
     return [
-        f"{file[:100]}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+        f"{file[:100].replace('.', '%2E')}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
         if len(file) > 200 or alike[file.lower()] > 1 or file.lower().partition(".")[0].strip() in _RESERVED
         else file
         for name, file in zip(names, encoded, strict=True)
