@@ -29,8 +29,9 @@ import hashlib
 import json
 import math
 import os
+import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
@@ -105,11 +106,23 @@ def _no_constant(text: str) -> None:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
+def _is_count(value: Any) -> bool:
+    """Return whether a value is an integer that an export can hold, and not negative."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite JSON number, or null."""
+    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+
+
+def _is_client(value: Any) -> bool:
+    return isinstance(value, str) or _is_count(value)
+
+
 def _is_pair(total: Any, weight: Any) -> bool:
     """Return whether two values are JSON numbers or null, and the weight is not negative."""
-    return (total is None or type(total) in (int, float)) and (
-        weight is None or (type(weight) in (int, float) and weight >= 0)
-    )
+    return _is_number(total) and _is_number(weight) and (weight is None or weight >= 0)
 
 
 def _is_metric(value: Any) -> bool:
@@ -133,27 +146,73 @@ def _is_headline(value: Any) -> bool:
     )
 
 
+def _is_refusal(value: Any) -> bool:
+    """Return whether a value is {client: reason}."""
+    return isinstance(value, dict) and all(isinstance(why, str) for why in value.values())
+
+
+def _is_list_of(sound: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(sound, value))
+
+
+def _is_table_of(sound: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(sound, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_SOUND: dict[str, dict[str, Callable[[Any], bool]]] = {  # what the values of a column look like
+    ROUNDS: {
+        "round": _is_count,
+        "cohort": _is_list_of(_is_client),
+        "refused": _is_refusal,
+        "train_loss": _is_number,
+        "bytes_down": _is_count,
+        "bytes_up": _is_count,
+        "padding_waste": _is_number,
+        "host_breaks": _is_count,
+        "logged": _is_table_of(_is_list_of(_is_number)),
+        "note": _is_text,
+        "evaluated": _is_headline,
+    },
+    CLIENTS: {
+        "round": _is_count,
+        "client": _is_client,
+        "group": _is_text,
+        "split": _is_text,
+        "view": _is_text,
+        "total": _is_count,
+        "metrics": _is_table_of(_is_metric),
+        "logged": _is_table_of(_is_number),
+    },
+    TIMING: {
+        "round": _is_count,
+        **dict.fromkeys(
+            ("train", "aggregate", "evaluate", "checkpoint"), lambda value: value is not None and _is_number(value)
+        ),
+    },
+}
+
+
 def _fault(name: str, row: dict[str, Any]) -> str:
     """Return the column that is missing or malformed in a row of the record file `name`, or nothing."""
     if not _REQUIRED[name] <= row.keys():
         return min(_REQUIRED[name] - row.keys())
-    if not isinstance(row.get("logged", {}), dict):
-        return "logged"
-    if name == CLIENTS and not (isinstance(row["total"], int) and row["total"] >= 0):
-        return "total"
-    if name == CLIENTS and not (isinstance(row["metrics"], dict) and all(map(_is_metric, row["metrics"].values()))):
-        return "metrics"
-    return "evaluated" if "evaluated" in row and not _is_headline(row["evaluated"]) else ""
+    return next((column for column, sound in _SOUND[name].items() if column in row and not sound(row[column])), "")
 
 
 def _parse(name: str, line: bytes) -> dict[str, Any] | None:
     """Parse a line of the record file `name`; return None for a damaged line."""
     try:
         row = _DECODER.decode(line.decode())
+        if b"\\ud" in line or b"\\uD" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # half a character is no text
         if name == CLIENTS and "correct" in row:
             row = _with_metrics(row)
         return None if _fault(name, row) else row
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
 
 
@@ -341,9 +400,17 @@ class RunFolder:
         """Return the resolved experiment, `config.toml`."""
         path = self.path / "config.toml"
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            config = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}; give the folder of a run") from error
+        for key in ("data", "model", "objective", "algorithm", "training", "evaluation"):
+            if not isinstance(config.get(key, {}), dict):
+                raise UserError(f"{path} has {key} = {config[key]!r} instead of a table; give the folder of a run")
+        if type(config.get("seed", 0)) is not int or not isinstance(
+            config.get("evaluation", {}).get("select", ""), str
+        ):
+            raise UserError(f"{path} has a seed or a selection that cannot be; give the folder of a run")
+        return config
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` as indented JSON to the file `name`, atomically; NaN and infinities become null."""
@@ -378,9 +445,13 @@ class RunFolder:
         columns |= _nested_columns(self._read(name), "[float64]" if name == ROUNDS else "float64")
         schema = pa.schema([(key, kind(value)) for key, value in columns.items()])
         rows, sink = (_flat(row, ids == "string") for row in self._read(name)), BytesIO()
-        with pq.ParquetWriter(sink, schema) as writer:
-            while chunk := list(islice(rows, 50_000)):
-                writer.write_table(pa.Table.from_pylist(chunk, schema))
+        try:
+            with pq.ParquetWriter(sink, schema) as writer:
+                while chunk := list(islice(rows, 50_000)):
+                    writer.write_table(pa.Table.from_pylist(chunk, schema))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            why = next(iter(str(error).splitlines()), "")
+            raise UserError(f"{self.path / name} cannot be exported ({why}): are its lines of one run?") from error
         path = (self.path / name).with_suffix(".parquet")
         write_atomic(path, sink.getvalue(), RESUME)
         return path
