@@ -352,6 +352,23 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(path, interrupted):
     assert_same_result("my run", "whole one")
 
 
+def test_sigterm_ends_like_ctrl_c(path, monkeypatch):
+    plain = federation.Federation.cohort
+
+    def cohort(self, round):
+        if round == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return plain(self, round)
+
+    monkeypatch.setattr(federation.Federation, "cohort", cohort)
+    done = command("run", path, "--set", "training.rounds=5", "--out", "here")
+    assert done.code == 143 and "stopped after round 2 of 5, all saved; resume with: bespoke run " in done.err
+    assert bespoke.summarise("here")["rounds"] == 2
+    monkeypatch.setattr("bespoke.cli.demo.METHODS", ("fedavg",))
+    done = command("demo", "--out", "demo", "--quiet")
+    assert done.code == 143 and "resume with: bespoke demo --out demo" in done.err
+
+
 def test_ctrl_c_with_several_seeds_goes_on_with_the_same_command(path, interrupted):
     interrupted(5)  # the second round of the second seed
     done = command("run", path, "--seeds", 0, 1, 2, "--out", "many")
