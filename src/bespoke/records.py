@@ -365,7 +365,7 @@ class RunFolder:
             file.seek(offset - 1)
             return file.read(1) == b"\n"
 
-    def _read(self, name: str) -> Iterator[dict[str, Any]]:
+    def _read(self, name: str, end: int | None = None) -> Iterator[dict[str, Any]]:
         path = self.path / name
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {self.path}; check the path")
@@ -374,8 +374,10 @@ class RunFolder:
         cure = "restore it or run the experiment again"
         try:
             with path.open("rb") as file:
+                read = 0
                 for number, line in enumerate(file, 1):
-                    if not line.endswith(b"\n"):
+                    read += len(line)
+                    if not line.endswith(b"\n") or (end is not None and read > end):
                         return
                     row = _parse(name, line)
                     if row is None:
@@ -384,9 +386,9 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Return the lines of `rounds.jsonl`."""
-        return list(self._read(ROUNDS))
+    def rounds(self, end: int | None = None) -> list[dict[str, Any]]:
+        """Return the lines of `rounds.jsonl`, or those before the byte `end`."""
+        return list(self._read(ROUNDS, end))
 
     def timing(self) -> list[dict[str, Any]]:
         """Return the lines of `timing.jsonl`."""

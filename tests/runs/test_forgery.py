@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from small_runs import assert_same_result, command, records, stored, write
 
+from bespoke.records import COLUMNS
 from bespoke.runs.checkpoint import load_newest
 
 SPEC = {"algorithm": {"name": "ditto"}, "training": {"rounds": 4, "rate": 0.9}, "evaluation": {"every": 2}}
@@ -235,6 +236,22 @@ def test_offsets_beyond_the_records_are_refused_at_the_start(made, run):
     old = json.loads((run / "checkpoints" / "000004.json").read_text())["offsets"]
     sign(run / "checkpoints" / "000004.json", offsets=old | {"rounds.jsonl": 10**30})
     assert "rounds.jsonl does not fit its checkpoint" in resumed(made, run).sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"states": []}, "has no state of client 0, who took part"),
+        ({"offsets": {}, "sums": {}}, "rounds.jsonl does not hold the 4 rounds of its checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_forgets_what_happened_is_refused(changes, words, made, run):
+    nothing = hashlib.sha256(b"").hexdigest()
+    empty = {"states": [], "offsets": dict.fromkeys(COLUMNS, 0), "sums": dict.fromkeys(COLUMNS, nothing)}
+    sign(run / "checkpoints" / "000004.json", **{key: empty[key] for key in changes})
+    before = records(run)
+    assert words in resumed(made, run).sentence
+    assert records(run) == before
 
 
 def test_an_environment_of_another_experiment_is_refused(made, run):

@@ -280,6 +280,11 @@ def owner(path: Path) -> str | None:
     return said.get(OWNER) if isinstance(said, dict) else None
 
 
+def ids(folder: Path, file: str) -> list[int]:
+    """Return the clients whose states a file holds."""
+    return _read(folder, file, "").ids
+
+
 def check(folder: Path, files: Sequence[str], clients: int | None = None, like: Tree | None = None) -> None:
     """Raise a ValueError if files do not hold states of ``clients`` in one layout with branches ``like`` these."""
     flat = tree.flatten(like or {})

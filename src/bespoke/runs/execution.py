@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from bespoke import __version__
-from bespoke.clients import Clients, processes
+from bespoke.clients import Clients, processes, states
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import RESUME, RunFolder
+from bespoke.records import CLIENTS, RESUME, ROUNDS, RunFolder
 from bespoke.runs import identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
 from bespoke.runs.experiment import Experiment, from_tables
@@ -165,9 +165,29 @@ def _find_start(
         notes.append(f"{folder.path} holds no intact checkpoint: started again from round 1")
     elif processes.first():
         folder.verify(found.offsets, found.sums)
+        _check_history(folder, found)
     if found is not None and found.sums is None:
         notes.append(f"{folder.path} has no checksums of its records: only their lengths were compared")
     return found, notes
+
+
+def _check_history(folder: RunFolder, found: Checkpoint) -> None:
+    """Refuse a checkpoint that is not of the round where its records end, or lacks the state of one who took part."""
+    cure = f"restore the folder, or {ELSEWHERE}"
+    rows = folder.rounds(found.offsets[ROUNDS])
+    if [row["round"] for row in rows] != list(range(1, found.round + 1)):
+        raise UserError(f"{folder.path / ROUNDS} does not hold the {found.round} rounds of its checkpoint: {cure}")
+    evaluated = next((row["round"] for row in reversed(rows) if "evaluated" in row), 0)
+    if evaluated and not found.offsets[CLIENTS]:
+        raise UserError(f"{folder.path / CLIENTS} does not hold the evaluation of round {evaluated}: {cure}")
+    checkpoints = folder.path / "checkpoints"
+    held = {client for entry in found.states for client in states.ids(checkpoints, entry["file"])}
+    accepted = {client for row in rows for client in row["cohort"] if str(client) not in row["refused"]}
+    if lacking := accepted - held:
+        raise UserError(
+            f"the checkpoint of round {found.round} in {checkpoints} has no state of client {min(lacking)}, who took "
+            f"part: {cure}"
+        )
 
 
 def _check_environment(experiment: Experiment, folder: RunFolder) -> None:
