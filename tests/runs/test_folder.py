@@ -194,6 +194,15 @@ def test_a_run_that_fails_before_its_first_write_blocks_nothing(tmp_path, monkey
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+def test_a_run_that_fails_before_its_first_round_blocks_nothing(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("bespoke.runs.federation.Federation.cohort", lambda self, round: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            bespoke.run(experiment(), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [LOCK]
+    assert bespoke.run(experiment(), tmp_path).summary["rounds"] == 3
+
+
 def test_files_of_others_are_left_alone_when_a_run_goes_on(tmp_path):
     bespoke.run(experiment("ditto", rounds=4), tmp_path / "run", checkpoint_every=1)
     foreign = [

@@ -12,7 +12,7 @@ from pathlib import Path
 from bespoke.clients import processes
 from bespoke.errors import UserError
 from bespoke.files import LOCK, FolderLock, temporary_of
-from bespoke.records import COLUMNS, RunFolder
+from bespoke.records import COLUMNS, ROUNDS, RunFolder
 
 ELSEWHERE = "choose another folder with --out (out= in Python)"
 
@@ -47,7 +47,26 @@ def taken(out: str | Path | None, resume: bool) -> Iterator[tuple[RunFolder, lis
             )
         if made is None:
             lock = held.enter_context(contextlib.closing(FolderLock(folder.path, join=True)))
-        yield folder, [lock.note] if lock.note else []
+        new = made is not None and not made.holds_run()
+        try:
+            yield folder, [lock.note] if lock.note else []
+        except BaseException:
+            if new:
+                _undo(folder)
+            raise
+
+
+def _undo(folder: RunFolder) -> None:
+    """Empty the folder of a run that failed before it recorded a round, so that the next one may start there."""
+    checkpoints = folder.path / "checkpoints"
+    if (folder.path / ROUNDS).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir())):
+        return
+    with contextlib.suppress(OSError):
+        for name in ("environment.json", "federation.json"):
+            (folder.path / name).unlink(missing_ok=True)
+        if checkpoints.is_dir():
+            checkpoints.rmdir()
+        (folder.path / "config.toml").unlink(missing_ok=True)  # last: until here the folder holds a run
 
 
 def _temporary_folder() -> RunFolder:
