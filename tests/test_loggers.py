@@ -65,6 +65,18 @@ def test_tensorboard(monkeypatch, tmp_path):
     assert seen["accuracy/personal/test/pooled"] == (0.7, 3)
 
 
+def test_a_tool_starts_after_the_first_round(monkeypatch, tmp_path):
+    folders = []
+    writer = SimpleNamespace(add_scalar=lambda *args: None, flush=lambda: None)
+    stand_in = SimpleNamespace(SummaryWriter=lambda folder: folders.append(folder) or writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    callback = loggers.make("tensorboard", tmp_path, "run", CONFIG)
+    assert folders == []  # until then a folder may be refused
+    callback(event())
+    callback(event())
+    assert folders == [str(tmp_path / "tensorboard")]
+
+
 def test_wandb(monkeypatch, tmp_path):
     calls = []
     run = SimpleNamespace(log=lambda values, step: calls.append((values, step)))

@@ -8,6 +8,11 @@ class UserError(Exception):
     """
 
 
+def visible(text: str) -> str:
+    """Return text for a terminal: control characters, line breaks included, become escapes such as \\x1b."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def reason(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,9 +22,9 @@ def reason_and_cure(error: OSError) -> str:
     return f"{error.strerror or error}; {'make room' if error.errno in _FULL else 'fix the problem'}"
 
 
-def write_error(path: Path, error: OSError) -> UserError:
-    """Return the error for a file that could not be written."""
-    return UserError(f"cannot write {path}: {reason_and_cure(error)}, then continue a started run with --resume")
+def write_error(path: Path, error: OSError, then: str = "") -> UserError:
+    """Return the error for a file that could not be written; ``then`` says how to go on afterwards."""
+    return UserError(f"cannot write {path}: {reason_and_cure(error)}{then}")
 
 
 def fsync_folder(path: Path) -> None:
@@ -37,11 +39,14 @@ def fsync_folder(path: Path) -> None:
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a file whole or not at all: a temporary file next to it, fsync, rename, fsync of the folder.
 
-    The pieces may be generated during writing, so that a large file is never in memory as a whole.
+    The pieces may be generated during writing, so that a large file is never in memory as a whole. The temporary
+    file's name cannot be foretold and is opened only if nothing has it, a link included.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    short = os.fsdecode(os.fsencode(path.name)[:200])  # with the rest, no longer than a name may be
+    temporary = path.with_name(f".{short}.{secrets.token_hex(8)}.tmp")
+    file = temporary.open("xb")
     try:
-        with temporary.open("wb") as file:
+        with file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -49,18 +54,23 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         os.replace(temporary, path)
         fsync_folder(path.parent)
     except BaseException:
-        if temporary.is_file():
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[bytes]) -> None:
-    """Write a file of a run whole or not at all, or say in one sentence why that failed."""
+def temporary_of(name: str) -> str | None:
+    """Return the file that :func:`write_whole` was writing under this temporary name, or None for other names."""
+    found = re.fullmatch(r"\.(.+)\.[0-9a-f]{16}\.tmp", name, re.DOTALL)
+    return found[1] if found else None
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[bytes], then: str = "") -> None:
+    """Write a file whole or not at all, or say in one sentence why that failed and how to go on ``then``."""
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     try:
         write_whole(Path(path), pieces)
     except OSError as error:
-        raise write_error(Path(path), error) from error
+        raise write_error(Path(path), error, then) from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -39,9 +39,9 @@ def _tool(name: str, module: str) -> Any:
         raise UserError(f"--log {name} needs a missing package: pip install 'bespoke-fl[{name}]'") from error
 
 
-def tensorboard(folder: Path, name: str, config: dict[str, Any]) -> Callback:
+def tensorboard(tool: Any, folder: Path, name: str, config: dict[str, Any]) -> Callback:
     """Write TensorBoard's event files into the run's folder."""
-    writer = _tool("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
+    writer = tool.SummaryWriter(str(folder / "tensorboard"))
 
     def callback(event: Event) -> None:
         for tag, value in scalars(event).items():
@@ -51,30 +51,41 @@ def tensorboard(folder: Path, name: str, config: dict[str, Any]) -> Callback:
     return callback
 
 
-def wandb(folder: Path, name: str, config: dict[str, Any]) -> Callback:
+def wandb(tool: Any, folder: Path, name: str, config: dict[str, Any]) -> Callback:
     """Send the numbers to Weights & Biases; its own environment variables choose project and mode."""
-    tracked = _tool("wandb", "wandb").init(name=name, dir=str(folder), config=config)
+    tracked = tool.init(name=name, dir=str(folder), config=config)
     return lambda event: tracked.log(scalars(event), step=event.round)
 
 
-def mlflow(folder: Path, name: str, config: dict[str, Any]) -> Callback:
+def mlflow(tool: Any, folder: Path, name: str, config: dict[str, Any]) -> Callback:
     """Send the numbers to MLflow; its own environment variables choose server and experiment."""
-    client = _tool("mlflow", "mlflow")
-    client.start_run(run_name=name)
+    tool.start_run(run_name=name)
     flat = {f"{t}.{k}": v for t, table in config.items() if isinstance(table, dict) for k, v in table.items()}
-    client.log_params(flat)
-    return lambda event: client.log_metrics(scalars(event), step=event.round)
+    tool.log_params(flat)
+    return lambda event: tool.log_metrics(scalars(event), step=event.round)
 
 
-LOGGERS: dict[str, Callable[[Path, str, dict[str, Any]], Callback]] = {
-    "tensorboard": tensorboard,
-    "wandb": wandb,
-    "mlflow": mlflow,
+LOGGERS: dict[str, tuple[str, Callable[[Any, Path, str, dict[str, Any]], Callback]]] = {  # with the module of the tool
+    "tensorboard": ("torch.utils.tensorboard", tensorboard),
+    "wandb": ("wandb", wandb),
+    "mlflow": ("mlflow", mlflow),
 }
 
 
 def make(name: str, folder: Path, label: str, config: dict[str, Any]) -> Callback:
-    """Return the callback for a tool by name."""
+    """Return the callback for a tool by name.
+
+    The tool is looked for at once and started after the first round: until then a folder may be refused to the run,
+    and a tool must not have written into it.
+    """
     if name not in LOGGERS:
         raise UserError(f"--log {name}: there is no such tool; use one of {', '.join(LOGGERS)}")
-    return LOGGERS[name](folder, label, config)
+    module, start = LOGGERS[name]
+    tool, started = _tool(name, module), list[Callback]()
+
+    def callback(event: Event) -> None:
+        if not started:
+            started.append(start(tool, folder, label, config))
+        started[0](event)
+
+    return callback

@@ -8,6 +8,7 @@ A run folder holds
     clients.jsonl     one line per (round, client, split, view): the sum and weight of each metric
     timing.jsonl      one line per round: seconds by phase
     summary.json      values derived from the lines above
+    federation.json   the clients, their rows and a hash of them; written once
     checkpoints/      states to resume from
     *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `metrics` becomes
                       `metric.NAME.sum` and `metric.NAME.weight`, `refused` becomes two lists, `refused` (ids)
@@ -23,11 +24,14 @@ as the metrics accuracy and loss.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -37,6 +41,8 @@ from bespoke.errors import UserError
 from bespoke.files import fsync_folder, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
+RESUME = ", then continue a started run with --resume (resume=True in Python)"
+_PIECE = 2**20  # bytes read at once
 
 COLUMNS: dict[str, dict[str, str]] = {
     ROUNDS: {
@@ -99,11 +105,23 @@ def _no_constant(text: str) -> None:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
+def _is_count(value: Any) -> bool:
+    """Return whether a value is an integer that an export can hold, and not negative."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite JSON number, or null."""
+    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+
+
+def _is_client(value: Any) -> bool:
+    return isinstance(value, str) or _is_count(value)
+
+
 def _is_pair(total: Any, weight: Any) -> bool:
     """Return whether two values are JSON numbers or null, and the weight is not negative."""
-    return (total is None or type(total) in (int, float)) and (
-        weight is None or (type(weight) in (int, float) and weight >= 0)
-    )
+    return _is_number(total) and _is_number(weight) and (weight is None or weight >= 0)
 
 
 def _is_metric(value: Any) -> bool:
@@ -127,27 +145,73 @@ def _is_headline(value: Any) -> bool:
     )
 
 
+def _is_refusal(value: Any) -> bool:
+    """Return whether a value is {client: reason}."""
+    return isinstance(value, dict) and all(isinstance(why, str) for why in value.values())
+
+
+def _is_list_of(sound: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(sound, value))
+
+
+def _is_table_of(sound: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(sound, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_SOUND: dict[str, dict[str, Callable[[Any], bool]]] = {  # what the values of a column look like
+    ROUNDS: {
+        "round": _is_count,
+        "cohort": _is_list_of(_is_client),
+        "refused": _is_refusal,
+        "train_loss": _is_number,
+        "bytes_down": _is_count,
+        "bytes_up": _is_count,
+        "padding_waste": _is_number,
+        "host_breaks": _is_count,
+        "logged": _is_table_of(_is_list_of(_is_number)),
+        "note": _is_text,
+        "evaluated": _is_headline,
+    },
+    CLIENTS: {
+        "round": _is_count,
+        "client": _is_client,
+        "group": _is_text,
+        "split": _is_text,
+        "view": _is_text,
+        "total": _is_count,
+        "metrics": _is_table_of(_is_metric),
+        "logged": _is_table_of(_is_number),
+    },
+    TIMING: {
+        "round": _is_count,
+        **dict.fromkeys(
+            ("train", "aggregate", "evaluate", "checkpoint"), lambda value: value is not None and _is_number(value)
+        ),
+    },
+}
+
+
 def _fault(name: str, row: dict[str, Any]) -> str:
     """Return the column that is missing or malformed in a row of the record file `name`, or nothing."""
     if not _REQUIRED[name] <= row.keys():
         return min(_REQUIRED[name] - row.keys())
-    if not isinstance(row.get("logged", {}), dict):
-        return "logged"
-    if name == CLIENTS and not (isinstance(row["total"], int) and row["total"] >= 0):
-        return "total"
-    if name == CLIENTS and not (isinstance(row["metrics"], dict) and all(map(_is_metric, row["metrics"].values()))):
-        return "metrics"
-    return "evaluated" if "evaluated" in row and not _is_headline(row["evaluated"]) else ""
+    return next((column for column, sound in _SOUND[name].items() if column in row and not sound(row[column])), "")
 
 
 def _parse(name: str, line: bytes) -> dict[str, Any] | None:
     """Parse a line of the record file `name`; return None for a damaged line."""
     try:
         row = _DECODER.decode(line.decode())
+        if b"\\ud" in line or b"\\uD" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # half a character is no text
         if name == CLIENTS and "correct" in row:
             row = _with_metrics(row)
         return None if _fault(name, row) else row
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
 
 
@@ -165,21 +229,22 @@ class RunFolder:
     """The files of one run. `RunFolder(path)` only names them; `RunFolder.create(path)` makes the folder."""
 
     path: Path
+    _sums: dict[str, tuple[int, Any]] = field(compare=False, repr=False)  # file -> bytes read, their running hash
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         object.__setattr__(self, "path", Path(path))
+        object.__setattr__(self, "_sums", {})
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Make the folder (an existing one is left as it is) and check that it is writable."""
         folder = cls(path)
-        probe = folder.path / ".probe.tmp"
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            reason = error.strerror or str(error)
+            if not os.access(folder.path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+            reason = getattr(error, "strerror", None) or str(error)
             raise UserError(f"cannot write to the folder {path}: {reason}; choose another output") from error
         return folder
 
@@ -208,6 +273,7 @@ class RunFolder:
             with path.open("ab+", buffering=0) as file:
                 good = _end_of_lines(file)
                 file.truncate(good)
+                digest = self._sum(name, good)
                 try:
                     done = 0
                     while done < len(data):
@@ -216,27 +282,71 @@ class RunFolder:
                 except BaseException:
                     file.truncate(good)
                     raise
+            digest.update(data)
+            self._sums[name] = good + len(data), digest
             if is_new:
                 fsync_folder(self.path)
         except OSError as error:
-            raise write_error(path, error) from error
+            raise write_error(path, error, RESUME) from error
 
     def offsets(self) -> dict[str, int]:
         """Return the length in bytes of each record file (0 for one not yet written), for `truncate`."""
         files = {name: self.path / name for name in COLUMNS}
         return {name: path.stat().st_size if path.exists() else 0 for name, path in files.items()}
 
-    def truncate(self, offsets: dict[str, int]) -> None:
-        """Truncate all record files to `offsets`, or none of them if one does not fit."""
+    def sums(self, offsets: dict[str, int]) -> dict[str, str]:
+        """Return the SHA-256 of each record file up to its offset; what was appended here is not read again."""
+        return {name: self._sum(name, offset).hexdigest() for name, offset in offsets.items()}
+
+    def _sum(self, name: str, offset: int) -> Any:
+        """Return the running hash of a record file up to an offset, which is at most its length."""
+        done, digest = self._sums.get(name, (0, hashlib.sha256()))
+        if done > offset:  # it was cut back
+            done, digest = 0, hashlib.sha256()
+        if done < offset:
+            digest = digest.copy()
+            with (self.path / name).open("rb") as file:
+                file.seek(done)
+                while done < offset and (piece := file.read(min(_PIECE, offset - done))):
+                    digest.update(piece)
+                    done += len(piece)
+        self._sums[name] = done, digest
+        return digest
+
+    def verify(self, offsets: dict[str, int], sums: dict[str, str] | None) -> None:
+        """Refuse record files that do not begin with what a checkpoint knows: their offsets and, if kept, `sums`."""
+        cure = "restore the file or start the run again in another folder"
         sizes = self.offsets()
         for name, offset in offsets.items():
+            path = self.path / name
             if name not in COLUMNS:
                 raise ValueError(f"no record file {name!r}; there are {', '.join(COLUMNS)}")
-            if not 0 <= offset <= sizes[name] or not self._line_ends_at(name, offset):
-                raise UserError(
-                    f"{self.path / name} does not fit its checkpoint (no line ends at byte {offset}); "
-                    "restore the file or start the run again in another folder"
-                )
+            if path.is_symlink() or (path.exists() and not path.is_file()):
+                raise UserError(f"{path} is no plain file; {cure}")
+            try:
+                if not 0 <= offset <= sizes[name] or not self._line_ends_at(name, offset):
+                    raise UserError(f"{path} does not fit its checkpoint (no line ends at byte {offset}); {cure}")
+                if sums is not None and self._sum(name, offset).hexdigest() != sums[name]:
+                    raise UserError(f"{path} is not as the run wrote it{self._first_damage(name, offset)}; {cure}")
+            except OSError as error:
+                raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
+
+    def _first_damage(self, name: str, offset: int) -> str:
+        """Return where a record file that was changed is no longer a record, if it is not."""
+        read = 0
+        with (self.path / name).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                read += len(line)
+                if read > offset:
+                    break
+                if _parse(name, line) is None:
+                    return f": line {number} is damaged"
+        return f": something in its first {offset} bytes was changed"
+
+    def truncate(self, offsets: dict[str, int]) -> None:
+        """Truncate all record files to `offsets`, or none of them if one does not fit."""
+        self.verify(offsets, None)
+        sizes = self.offsets()
         for name, offset in offsets.items():
             if offset == sizes[name]:
                 continue
@@ -245,7 +355,7 @@ class RunFolder:
                     file.truncate(offset)
                     os.fsync(file.fileno())
             except OSError as error:
-                raise write_error(self.path / name, error) from error
+                raise write_error(self.path / name, error, RESUME) from error
 
     def _line_ends_at(self, name: str, offset: int) -> bool:
         if offset == 0:
@@ -254,7 +364,7 @@ class RunFolder:
             file.seek(offset - 1)
             return file.read(1) == b"\n"
 
-    def _read(self, name: str) -> Iterator[dict[str, Any]]:
+    def _read(self, name: str, end: int | None = None) -> Iterator[dict[str, Any]]:
         path = self.path / name
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {self.path}; check the path")
@@ -263,8 +373,10 @@ class RunFolder:
         cure = "restore it or run the experiment again"
         try:
             with path.open("rb") as file:
+                read = 0
                 for number, line in enumerate(file, 1):
-                    if not line.endswith(b"\n"):
+                    read += len(line)
+                    if not line.endswith(b"\n") or (end is not None and read > end):
                         return
                     row = _parse(name, line)
                     if row is None:
@@ -273,9 +385,9 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Return the lines of `rounds.jsonl`."""
-        return list(self._read(ROUNDS))
+    def rounds(self, end: int | None = None) -> list[dict[str, Any]]:
+        """Return the lines of `rounds.jsonl`, or those before the byte `end`."""
+        return list(self._read(ROUNDS, end))
 
     def timing(self) -> list[dict[str, Any]]:
         """Return the lines of `timing.jsonl`."""
@@ -295,14 +407,14 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` as indented JSON to the file `name`, atomically; NaN and infinities become null."""
-        write_atomic(self.path / name, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+        write_atomic(self.path / name, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n", RESUME)
 
     def read_json(self, name: str) -> Any:
         """Return the value that `write_json` wrote."""
         path = self.path / name
         try:
             return json.loads(path.read_bytes(), parse_constant=_no_constant)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}; restore it or run the experiment again") from error
 
     def export_parquet(self) -> list[Path]:
@@ -326,11 +438,15 @@ class RunFolder:
         columns |= _nested_columns(self._read(name), "[float64]" if name == ROUNDS else "float64")
         schema = pa.schema([(key, kind(value)) for key, value in columns.items()])
         rows, sink = (_flat(row, ids == "string") for row in self._read(name)), BytesIO()
-        with pq.ParquetWriter(sink, schema) as writer:
-            while chunk := list(islice(rows, 50_000)):
-                writer.write_table(pa.Table.from_pylist(chunk, schema))
+        try:
+            with pq.ParquetWriter(sink, schema) as writer:
+                while chunk := list(islice(rows, 50_000)):
+                    writer.write_table(pa.Table.from_pylist(chunk, schema))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            why = next(iter(str(error).splitlines()), "")
+            raise UserError(f"{self.path / name} cannot be exported ({why}): are its lines of one run?") from error
         path = (self.path / name).with_suffix(".parquet")
-        write_atomic(path, sink.getvalue())
+        write_atomic(path, sink.getvalue(), RESUME)
         return path
 
 

@@ -1,5 +1,6 @@
 """What is shown while a run goes on, for any headline metric."""
 
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -53,6 +54,32 @@ def test_a_log_has_one_line_per_evaluated_round(capsys):
         "fedrep: round 1/2, train loss 0.2500, mse 2.750 (mean)",
         "fedrep: round 2/2, train loss 0.2500, accuracy 62.50 % (mean)",
     ]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_after_its_round_and_a_second_one_at_once(number, code, capsys):
+    experiment = SimpleNamespace(evaluation=SimpleNamespace(metric="mean"))
+    before = signal.getsignal(number)
+    with progress.shown(experiment, quiet=True) as (_, stopped):
+        assert not stopped() and stopped.code == 130
+        signal.raise_signal(number)
+        assert stopped() and stopped.code == code
+        assert "finishing this round, then saving a checkpoint" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(number)
+        assert ended.value.code == code
+    assert signal.getsignal(number) is before
+
+
+def test_a_client_s_name_cannot_steer_the_terminal(capsys):
+    experiment = SimpleNamespace(
+        algorithm_name="fedrep", training=SimpleNamespace(rounds=2), evaluation=SimpleNamespace(metric="mean")
+    )
+    shown = event(number=2)
+    shown.row["refused"] = {"\x1b[2J\r": "NaN"}
+    with progress.shown(experiment, quiet=False) as (callback, _):
+        callback(shown)
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_a_bar_shows_the_headline_metric(capsys, monkeypatch):

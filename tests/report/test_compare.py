@@ -2,6 +2,7 @@ import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -535,6 +536,16 @@ def demo(tmp_path):
             }
             fake_run(tmp_path / name / str(seed), counts, name, seed)
     return tmp_path
+
+
+def test_labels_and_warnings_are_text_in_markdown_and_on_a_terminal(tmp_path):
+    hostile = "fed_rep (name=a|b *c* `d` <img> [e](f) _g_ \\ \n \x1b[31m)"
+    plain = compare(fake_run(tmp_path, {1: [(0, 1, 2), (1, 2, 2)]}).path)
+    comparison = replace(plain, rows=(replace(plain.rows[0], label=hostile),), warnings=(hostile,))
+    safe = r"fed_rep (name=a\|b \*c\* \`d\` \<img> \[e](f) \_g\_ \\ \\n \\x1b\[31m)"
+    markdown = comparison.markdown()
+    assert markdown.splitlines()[2].startswith(f"| {safe} |") and markdown.rstrip().endswith(f"warning: {safe}")
+    assert "\x1b" not in comparison.text() and "\\x1b[31m" in comparison.text()
 
 
 def test_text_markdown_json_and_terminal_show_the_same(tmp_path):

@@ -76,7 +76,7 @@ def test_a_run_folder_holds_what_is_documented(tmp_path):
     run = bespoke.run(experiment("ditto"), tmp_path / "deep" / "run")
     names = {p.name for p in run.folder.path.iterdir()}
     assert names == {
-        *("config.toml", "environment.json", "federation.json", "summary.json", "checkpoints"),
+        *(".bespoke.lock", "config.toml", "environment.json", "federation.json", "summary.json", "checkpoints"),
         *("rounds.jsonl", "clients.jsonl", "timing.jsonl", "rounds.parquet", "clients.parquet"),
     }
     told = run.folder.read_json("environment.json")

@@ -27,6 +27,7 @@ from small_runs import assert_same_result, command, experiment, records, write
 import bespoke
 from bespoke.clients import states
 from bespoke.errors import UserError
+from bespoke.files import temporary_of
 from bespoke.runs.checkpoint import load_newest
 
 EVERY = 2  # rounds between checkpoints
@@ -74,6 +75,7 @@ class Cut:
 
     def write(self, data):
         name = Path(self._file.name).name
+        name = f".{of}.tmp" if (of := temporary_of(name)) else name  # without its random part
         self._at(name, "before")
         half = len(data) // 2
         done = self._file.write(data[:half])
@@ -92,7 +94,7 @@ def watched(at):
 
     def opened(self, mode="r", *args, **kwargs):
         file = plain_open(self, mode, *args, **kwargs)
-        return Cut(file, at) if set(mode) & set("wa+") else file
+        return Cut(file, at) if set(mode) & set("wax+") else file
 
     def replaced(source, target):
         plain_replace(source, target)

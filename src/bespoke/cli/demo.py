@@ -17,14 +17,14 @@ def run(folder: Path, progress: Callable[[Experiment], AbstractContextManager[An
     """Train the five methods in ``folder``, and return their comparison and the chart's path.
 
     Demonstration runs that are already there are resumed. ``progress(experiment)`` yields a callback for each round
-    and a function that says whether to stop.
+    and a :class:`bespoke.cli.progress.Stop`.
     """
     for method in METHODS:
         experiment, _ = load("demo", method)
         with progress(experiment) as (callback, stopped):
             api.run(experiment, folder / method, resume=True, callbacks=[callback], stop=stopped)
         if stopped():
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(stopped.code)
     comparison = compare([folder / method for method in METHODS])
     return comparison, client_chart(comparison, folder / "demo.png")
 

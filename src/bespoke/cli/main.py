@@ -15,7 +15,7 @@ import typer
 
 from bespoke._version import __version__
 from bespoke.cli import data, listing, progress
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, reason, visible
 
 app = typer.Typer(
     help="Personalised federated learning: a model for every client.",
@@ -47,16 +47,16 @@ def main() -> None:
         text = error.format_message().rstrip(".")
         if isinstance(error, click.NoSuchOption) and command.endswith(" run"):
             text = _as_setting(error.option_name) or f"{text}; change the experiment's settings with --set"
-        _fail(f"bespoke: {text} (see {command} --help)")
+        _fail(visible(f"bespoke: {text} (see {command} --help)"))
     except click.Abort:
         sys.exit(130)
     except UserError as error:
-        _fail(f"bespoke: {error}")
+        _fail(visible(f"bespoke: {error}"))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the pipe is gone: nobody would see a message
         sys.exit(141)
     except OSError as error:  # no room for temporary files, a folder that may not be read
-        _fail(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}")
+        _fail(visible(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}"))
     except Exception as error:
         if _is_out_of_memory(error):
             _fail(f"bespoke: the memory is too small: {reason(error)}; choose smaller settings, or --states disk")
@@ -194,7 +194,7 @@ def run(
     for number, (loaded, source) in zip(wanted, read, strict=True):
         folder = _folder(experiment, loaded, out, bool(seeds))
         if resume and not RunFolder(folder).holds_run():
-            print(f"note: {folder} holds no run to resume; starting a new one", file=sys.stderr)
+            print(visible(f"note: {folder} holds no run to resume; starting a new one"), file=sys.stderr)
         tools = log if log and processes.first() else ()
         trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
         with progress.shown(loaded, quiet or as_json, _several()) as (callback, stopped):
@@ -212,12 +212,12 @@ def run(
                 about={"settings_from": source},
             )
         for note in done.notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(visible(f"note: {note}"), file=sys.stderr)
         last, total = done.summary["rounds"], loaded.training.rounds
         if processes.any_of(stopped()) and (last < total or number != wanted[-1]):
             command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
             print(f"stopped after round {last} of {total}, all saved; resume with: {command}", file=sys.stderr)
-            raise typer.Exit(130)
+            raise typer.Exit(stopped.code)
         if save_models:
             done.save_models()
         results.append((done, folder))
@@ -329,8 +329,8 @@ def demo(
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     try:
         comparison, chart = demonstration.run(folder, lambda experiment: progress.shown(experiment, quiet))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print(f"stopped; resume with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(stopped.args[0] if stopped.args else 130) from None
     _show(comparison)
     print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")

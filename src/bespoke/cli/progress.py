@@ -1,4 +1,4 @@
-"""The progress of a run on the command line, as a bar or as log lines, and its end after the round on Ctrl-C."""
+"""The progress of a run on the command line, as a bar or as log lines, and its end after the round on a signal."""
 
 import signal
 import sys
@@ -7,37 +7,55 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bespoke.errors import visible
+
+
+class Stop:
+    """Says whether to stop: after the first SIGINT (Ctrl-C) or SIGTERM, and which exit code that means."""
+
+    def __init__(self) -> None:
+        """Wait for a signal."""
+        self.signal = 0
+
+    def __call__(self) -> bool:
+        """Return whether a signal has come."""
+        return bool(self.signal)
+
+    @property
+    def code(self) -> int:
+        """The exit code of a shell for the signal: 130 or 143; 130 where only another process was told."""
+        return 128 + (self.signal or signal.SIGINT)
+
 
 @contextmanager
-def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yield a callback that shows a run's progress, and a function that says whether Ctrl-C was pressed.
+def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple[Any, Stop]]:
+    """Yield a callback that shows a run's progress, and a :class:`Stop` that says whether to end after the round.
 
     ``several`` says whether torchrun started more processes than this one.
     """
-    asked: list[int] = []
+    stop = Stop()
 
     def interrupt(signum: int, frame: Any) -> None:
-        if asked and several:
+        if stop() and several:
             return  # torchrun forwards signals, so the same one arrives twice
-        if asked:
+        if stop():
             print("stopped at once; rounds after the last checkpoint are lost", file=sys.stderr)
-            raise SystemExit(130)
-        asked.append(signum)
+            raise SystemExit(128 + signum)
+        stop.signal = signum
         again = "" if several else "; press Ctrl-C again to stop at once"
         print(f"finishing this round, then saving a checkpoint{again}", file=sys.stderr)
 
-    # torchrun ends its processes with SIGTERM and waits half a minute for them
-    signals = (signal.SIGINT, signal.SIGTERM) if several else (signal.SIGINT,)
-    before = {number: signal.signal(number, interrupt) for number in signals}
+    # torchrun and batch systems end processes with SIGTERM, and wait half a minute or so for them
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     statistic = experiment.evaluation.metric
     try:
         if quiet:
-            yield (lambda event: None), lambda: bool(asked)
+            yield (lambda event: None), stop
         elif sys.stderr.isatty():
             with _bar(experiment, statistic) as callback:
-                yield callback, lambda: bool(asked)
+                yield callback, stop
         else:
-            yield _plain_lines(experiment, statistic), lambda: bool(asked)
+            yield _plain_lines(experiment, statistic), stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -71,7 +89,7 @@ def _plain_lines(experiment: Any, statistic: str) -> Any:
         text += f", train loss {loss:.4f}" if loss is not None else ""
         text += f", {shown}" if shown else ""
         text += f", refused {event.row['refused']}" if event.row["refused"] else ""
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
     return callback
 
@@ -80,6 +98,7 @@ def _plain_lines(experiment: Any, statistic: str) -> Any:
 def _bar(experiment: Any, statistic: str) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
     columns = (
         TextColumn("{task.description}"),
@@ -103,6 +122,6 @@ def _bar(experiment: Any, statistic: str) -> Iterator[Any]:
             if shown:
                 progress.update(bar, headline=shown)
             if event.row["refused"]:
-                progress.console.print(f"round {event.round}: refused {event.row['refused']}")
+                progress.console.print(Text(visible(f"round {event.round}: refused {event.row['refused']}")))
 
         yield callback

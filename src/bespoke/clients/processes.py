@@ -25,6 +25,8 @@ from bespoke.errors import UserError
 
 PATIENCE = timedelta(seconds=10)
 
+_launcher: int | None = None  # the process that started this one together with others
+
 
 class PeerLostError(UserError):
     """Another process of the run ended; reported only if that process could not report why."""
@@ -32,10 +34,12 @@ class PeerLostError(UserError):
 
 def join() -> None:
     """Join the other processes if ``torchrun`` has started several and this one has not joined yet."""
+    global _launcher
     several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and not _met():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(dist.destroy_process_group)
+        _launcher = os.getppid()
 
 
 def _met() -> bool:
@@ -55,6 +59,11 @@ def rank() -> int:
 def first() -> bool:
     """Return whether this is the process that writes and prints."""
     return rank() == 0
+
+
+def orphaned() -> bool:
+    """Return whether the process that started this one and the others has ended, so that nobody watches them."""
+    return _launcher is not None and os.getppid() != _launcher
 
 
 def own_gpu() -> torch.device:

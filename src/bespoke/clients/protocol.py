@@ -39,8 +39,8 @@ class States(Protocol):
 
     kind: str  # where they are kept
 
-    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
-        """Keep files in ``folder`` from now on, and hold only the states of ``files``, as from :meth:`flush`."""
+    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = (), *, owner: str = "") -> None:
+        """Keep files in ``folder`` from now on, marked with their ``owner``, and hold only the states of ``files``."""
         ...
 
     def flush(self) -> list[dict[str, str]]:

@@ -39,10 +39,10 @@ class ShardedStates:
         self.own, self.kind, self.home = own, own.kind, home
         self.took_part: set[int] = set()  # in any process
 
-    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = ()) -> None:
+    def open(self, folder: Path, files: Sequence[Mapping[str, str]] = (), *, owner: str = "") -> None:
         """Keep files in ``folder`` from now on, and hold only the states of ``files``, whichever process wrote them."""
         rank = processes.rank()
-        self.own.open(folder, files, lambda client: self.home[client] == rank, rank, processes.world())
+        self.own.open(folder, files, lambda client: self.home[client] == rank, rank, processes.world(), owner)
         self.took_part = {client for ids, _ in processes.gather(self.own.ids(), {}) for client in ids}
 
     def flush(self) -> list[dict[str, str]]:

@@ -12,10 +12,13 @@ and memory holds only what is not yet written.
 """
 
 import hashlib
+import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -23,12 +26,16 @@ from torch import Tensor
 from bespoke.core import tree
 from bespoke.core.tree import Tree
 from bespoke.files import write_atomic
+from bespoke.records import RESUME
 
 KINDS = ("device", "host", "disk")
 PIECE = 2**24  # bytes moved at once
 SPILL = 2**28  # bytes of changed states that a store on disk keeps in memory before it writes them
 
-_IDS, _PREFIX = "ids", "clients/"
+PATTERN = re.compile(r"states-(\d{6,16})\.safetensors")  # the names of its files
+OWNER = "experiment"  # the entry of a file's metadata that says which experiment wrote it
+
+_IDS, _PREFIX, _METADATA = "ids", "clients/", "__metadata__"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -62,6 +69,7 @@ class StateStore:
         self._home = self.device if kind == "device" else torch.device("cpu")
         self._folder: Path | None = None
         self._number, self._step = 0, 1  # of the newest file in the folder, and to the next
+        self._owner = ""  # the experiment's hash
         self._keeps: Callable[[int], bool] = lambda client: True
         self._clear([])
 
@@ -161,15 +169,17 @@ class StateStore:
         keeps: Callable[[int], bool] = lambda client: True,
         turn: int = 0,
         stores: int = 1,
+        owner: str = "",
     ) -> None:
         """Keep files in ``folder`` from now on, and hold only the states of ``files``, as :meth:`flush` returned them.
 
         Several ``stores`` may share a folder if each ``keeps`` different clients and has its own ``turn``, from 0:
-        they number their files in turns.
+        they number their files in turns. New files name their ``owner``, and no file is ever overwritten.
         """
-        self._folder, self._keeps, self._step = folder, keeps, stores
-        numbers = [int(path.stem.removeprefix("states-")) for path in folder.glob("states-*.safetensors")]
-        self._number = max(numbers, default=0) + 1 + turn - stores
+        self._folder, self._keeps, self._step, self._owner = folder, keeps, stores, owner
+        found = (PATTERN.fullmatch(path.name) for path in folder.glob("states-*"))
+        numbers = (int(name[1]) for name in found if name)
+        self._number = max((n for n in numbers if n < 10**15), default=0) + 1 + turn - stores  # no run gets that far
         self._clear([_read(folder, entry["file"], entry["sha256"]) for entry in files])
         for generation in self._generations[-1:]:
             self._layout = {n: torch.empty_like(leaf[0], device="meta") for n, leaf in generation.leaves.items()}
@@ -201,7 +211,7 @@ class StateStore:
                 digest.update(piece)
                 yield piece
 
-        write_atomic(folder / file, pieces())
+        write_atomic(folder / file, pieces(), RESUME)
         self._changed = set()
         if self.kind == "disk":
             generation = _read(folder, file, digest.hexdigest())
@@ -219,11 +229,11 @@ class StateStore:
         for name in sorted(layout, key=lambda name: -layout[name].element_size()):  # so that each is aligned
             start, end = end, end + len(ids) * layout[name].numel() * layout[name].element_size()
             spans[name] = [start, end]
-        header = {
+        header: dict[str, Any] = {
             name: {"dtype": _NAMES[like.dtype], "shape": [len(ids), *like.shape], "data_offsets": spans[name]}
             for name, like in layout.items()
         }
-        text = json.dumps(header).encode()
+        text = json.dumps(header | {_METADATA: {OWNER: self._owner}}).encode()
         text += b" " * (-(8 + len(text)) % 64)
         yield len(text).to_bytes(8, "little") + text + _bytes(torch.tensor(ids, dtype=torch.int64))
         for name in list(spans)[1:]:
@@ -248,16 +258,80 @@ def _bytes(leaf: Tensor) -> bytes:
     return leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _read(folder: Path, file: str, sha256: str) -> Generation:
-    """Map a file whose checksum has been verified."""
-    path = folder / file
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and the place where its tensors begin."""
+    size = path.stat().st_size
     with path.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(f"the header of {path.name} is longer than the file")
         header = json.loads(opened.read(length))
-    content = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[8 + length :]
-    leaves = {
-        name: content[slice(*entry["data_offsets"])].view(_DTYPES[entry["dtype"]]).view(entry["shape"])
-        for name, entry in header.items()
-    }
-    ids = leaves.pop(_IDS).tolist()
-    return Generation(file, sha256, ids, {name.removeprefix(_PREFIX): leaf for name, leaf in leaves.items()})
+    if not isinstance(header, dict):
+        raise ValueError(f"the header of {path.name} is no table")
+    return header, 8 + length
+
+
+def owner(path: Path) -> str | None:
+    """Return the experiment that a safetensors file says has written it, or None."""
+    try:
+        said = _header(path)[0].get(_METADATA) if path.is_file() and not path.is_symlink() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return said.get(OWNER) if isinstance(said, dict) else None
+
+
+def ids(folder: Path, file: str) -> list[int]:
+    """Return the clients whose states a file holds."""
+    return _read(folder, file, "").ids
+
+
+def check(folder: Path, files: Sequence[str], clients: int | None = None, like: Tree | None = None) -> None:
+    """Raise a ValueError if files do not hold states of ``clients`` in one layout with branches ``like`` these."""
+    flat = tree.flatten(like or {})
+    wanted = {n: ((0,), torch.uint8) if n.endswith("/") else (tuple(t.shape), t.dtype) for n, t in flat.items()}
+    layouts = []
+    for file in files:
+        read = _read(folder, file, "")
+        layouts.append({n: (tuple(leaf.shape[1:]), leaf.dtype) for n, leaf in read.leaves.items()})
+        own = {n: kind for n, kind in layouts[-1].items() if n.partition("/")[0] in (like or {})}
+        if own != wanted:
+            raise ValueError(f"the states in {file} are not those of this method's clients")
+        if len(set(read.ids)) < len(read.ids) or any(c < 0 or (clients is not None and c >= clients) for c in read.ids):
+            raise ValueError(f"{file} holds states of clients that do not exist, or of one client twice")
+    if any(a != b for a, b in itertools.pairwise(layouts)):
+        raise ValueError("its files of states have different layouts")
+
+
+def _read(folder: Path, file: str, sha256: str) -> Generation:
+    """Map a file whose checksum has been verified; a ValueError says what is wrong with it nevertheless."""
+    path = folder / file
+    header, start = _header(path)
+    content = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)[start:]
+    header.pop(_METADATA, None)
+    leaves = {name: _leaf(file, name, entry, content) for name, entry in header.items()}
+    ids = leaves.pop(_IDS, None)
+    if ids is None or ids.dtype != torch.int64 or ids.dim() != 1:
+        raise ValueError(f"{file} does not say whose states it holds")
+    if any(not name.startswith(_PREFIX) or leaf.shape[:1] != ids.shape for name, leaf in leaves.items()):
+        raise ValueError(f"{file} does not hold one state for each of its clients")
+    held = {name.removeprefix(_PREFIX): leaf for name, leaf in leaves.items()}
+    return Generation(file, sha256, ids.tolist(), held)
+
+
+def _leaf(file: str, name: str, entry: Any, content: Tensor) -> Tensor:
+    """Return one leaf of a file's content, as its entry in the header describes it."""
+    told: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    kind, shape, span = told.get("dtype"), told.get("shape"), told.get("data_offsets")
+    dtype = _DTYPES.get(kind) if isinstance(kind, str) else None
+    if dtype is None or not _are_counts(shape) or not _are_counts(span) or len(span) != 2:
+        raise ValueError(f"{file} describes {name!r} in a way that cannot be read")
+    start, end = span
+    if not start <= end <= len(content) or end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{file} has another number of bytes for {name!r} than its shape needs")
+    if (content.storage_offset() + start) % dtype.itemsize:
+        raise ValueError(f"{file} holds {name!r} at a place where it cannot be mapped")
+    return content[start:end].view(dtype).view(shape)
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**62 for value in values)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bespoke.errors import visible
 from bespoke.report.metrics import SeedStatistics
 from bespoke.report.units import Unit
 
@@ -85,13 +86,13 @@ class Comparison:
         """How the values are written."""
         return Unit.of(self.metric, [row.mean.mean for row in self.rows])
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return the header and the rows as strings."""
+    def cells(self, written: Callable[[str], str] = visible) -> tuple[list[str], list[list[str]]]:
+        """Return the header and the rows as strings, with the methods' labels as ``written(label)``."""
         header = ["method", "mean (std)", "pooled", "worst 10 %", "bytes/round", "seconds"]
         unit = self.unit
         rows = [
             [
-                row.label,
+                written(row.label),
                 f"{_with_std(unit, row.mean)} ({unit.text(row.std)})",
                 _with_std(unit, row.pooled),
                 _with_std(unit, row.worst10),
@@ -101,7 +102,7 @@ class Comparison:
             ]
             for row in self.rows
         ]
-        header.append(f"minus {self.baseline} [95 %]")
+        header.append(f"minus {written(self.baseline)} [95 %]")
         if len({row.seeds for row in self.rows}) > 1:  # else the caption names them for all
             header.append("seeds")
             rows = [[*cells, str(len(row.seeds))] for cells, row in zip(rows, self.rows, strict=True)]
@@ -124,7 +125,7 @@ class Comparison:
 
         header, rows = self.cells()
         best = self._best()
-        table = Table(title=Text(self.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=Text(visible(self.title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i, column in enumerate(zip(header, *rows, strict=True)):
             name = re.sub(r" (?=\[|10)|(?<=/)", "\n", column[0])
             widest = max(len(word) for cell in (name, *column[1:]) for word in cell.split())
@@ -135,21 +136,21 @@ class Comparison:
         return Group(table, *(Text(note, style="dim") for note in self._notes()))
 
     def _notes(self) -> list[str]:
-        return [self.caption, *(f"warning: {text}" for text in self.warnings)]
+        return [visible(self.caption), *(visible(f"warning: {text}") for text in self.warnings)]
 
     def text(self) -> str:
         """Return plain text."""
         header, rows = self.cells()
-        return "\n".join([self.title, aligned([header, *rows], range(1, len(header))), *self._notes()]) + "\n"
+        return "\n".join([visible(self.title), aligned([header, *rows], range(1, len(header))), *self._notes()]) + "\n"
 
     def markdown(self) -> str:
         """Return a Markdown table; the best of each column of the metric is bold."""
-        header, rows = self.cells()
+        header, rows = self.cells(_for_markdown)
         best = self._best()
         bold = [[f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)] for i, row in enumerate(rows)]
         rule = ["---", *["---:"] * (len(header) - 1)]
-        lines = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in [header, rule, *bold]]
-        return "\n".join(lines) + "\n\n" + "\n\n".join(self._notes()) + "\n"
+        lines = ["| " + " | ".join(row) + " |" for row in [header, rule, *bold]]
+        return "\n".join(lines) + "\n\n" + "\n\n".join(map(_for_markdown, self._notes())) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, in the metric's own scale (an accuracy is a fraction)."""
@@ -163,6 +164,11 @@ class Comparison:
         named = {"metric": self.metric, "higher_is_better": self.higher, "select": self.select}
         notes = {"title": self.title, "caption": self.caption, "warnings": list(self.warnings)}
         return {**named, "baseline": self.baseline, **notes, "rows": rows}
+
+
+def _for_markdown(text: str) -> str:
+    """Return text in which nothing is Markdown or HTML, and nothing ends a cell; underscores inside words may stay."""
+    return re.sub(r"[\\`*<|\[]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", visible(text))
 
 
 def _with_std(unit: Unit, value: SeedStatistics) -> str:

@@ -2,24 +2,38 @@
 
 A checkpoint is ``000010.safetensors`` with the server's tensors, the files of clients' states that
 :mod:`bespoke.clients.states` has written, and ``000010.json``, the manifest: round, experiment hash, names and
-checksums of those files, byte offsets of the records, and a checksum of itself. The manifest is written last,
-so a checkpoint exists once its manifest does. The last two are kept, and the states' files that they name.
+checksums of those files, byte offsets and checksums of the records, and a checksum of itself. The manifest is
+written last, so a checkpoint exists once its manifest does. The last two are kept, and the states' files that they
+name. Only files that this run wrote are removed: those that its manifests name, and those whose header names its
+experiment.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 
+from bespoke.clients import states
 from bespoke.core import tree
 from bespoke.core.tree import Tree
+from bespoke.errors import UserError, reason
 from bespoke.files import write_atomic
+from bespoke.records import COLUMNS, RESUME
+from bespoke.runs.bounds import Sizes
 
 KEEP = 2
+
+_MANIFEST, _TENSORS = re.compile(r"\d{6,}\.json"), re.compile(r"\d{6,}\.safetensors")
+
+
+class OtherExperimentError(ValueError):
+    """A checkpoint that is intact, but of another experiment."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,8 @@ class Checkpoint:
     server: Tree
     states: list[dict[str, str]]  # the files of the clients' states and their checksums, oldest first
     offsets: dict[str, int]
+    sums: dict[str, str] | None = None  # checksums of the records up to their offsets; older runs have none
+    recent: Sizes = field(default_factory=dict)  # of accepted uploads, for the bound on those to come
 
 
 def _digest(content: bytes) -> str:
@@ -37,61 +53,146 @@ def _digest(content: bytes) -> str:
 
 
 def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
-    """Write a checkpoint into ``folder`` and remove all others except the one before it."""
+    """Write a checkpoint into ``folder`` and remove this run's others except the one before it."""
     flat = {n: t.detach().cpu().contiguous().clone() for n, t in tree.flatten(checkpoint.server).items()}
-    content = safetensors.torch.save(flat)
+    content = safetensors.torch.save(flat, {states.OWNER: experiment_hash})
     manifest = {
         "round": checkpoint.round,
         "experiment": experiment_hash,
         "tensors": _digest(content),
         "states": checkpoint.states,
         "offsets": checkpoint.offsets,
+        "sums": checkpoint.sums,
+        "recent": checkpoint.recent,
         "names": list(flat),  # safetensors does not keep their order, and sums over a tree depend on it
     }
     stem = f"{checkpoint.round:06d}"
-    write_atomic(folder / f"{stem}.safetensors", content)
-    write_atomic(folder / f"{stem}.json", json.dumps(manifest | {"manifest": _digest(_canonical(manifest))}))
-    # Anything beyond this round was skipped as damaged, or its writing was interrupted.
-    kept = sorted(path for path in folder.glob("*.json") if path.stem <= stem)[-KEEP:]
-    needed = {name for path in kept for name in (path.name, f"{path.stem}.safetensors", *_states_named(path))}
-    for suffix in ("json", "safetensors"):  # a checkpoint ends with its manifest
-        for old in folder.glob(f"*.{suffix}"):
-            if old.name not in needed:
-                old.unlink()
+    write_atomic(folder / f"{stem}.safetensors", content, RESUME)
+    signed = json.dumps(manifest | {"manifest": _digest(_canonical(manifest))})
+    write_atomic(folder / f"{stem}.json", signed, RESUME)
+    _remove_others(folder, checkpoint.round, experiment_hash)
 
 
-def _states_named(path: Path) -> list[str]:
-    """Return the state files that a manifest needs; none if it is damaged."""
-    try:
-        return [entry["file"] for entry in _manifest(path)["states"]]
-    except (OSError, ValueError, KeyError):
-        return []
+def _remove_others(folder: Path, newest: int, experiment_hash: str) -> None:
+    """Remove what this run wrote and neither the newest checkpoint nor the one before it needs."""
+    own = {}  # round -> manifest
+    for path in folder.iterdir():
+        if _MANIFEST.fullmatch(path.name):
+            try:
+                manifest = _manifest(path)
+            except (OSError, ValueError, RecursionError):
+                continue
+            if manifest["experiment"] == experiment_hash:
+                own[manifest["round"]] = manifest
+    named = {number: _files(manifest) for number, manifest in own.items()}
+    # Anything beyond the newest was skipped as damaged, or its writing was interrupted.
+    kept = sorted(number for number in own if number <= newest)[-KEEP:]
+    needed = {name for number in kept for name in named[number]}
+    written = {name for names in named.values() for name in names}
+    for path in sorted(folder.iterdir(), key=lambda path: path.suffix):  # a checkpoint ends with its manifest
+        if path.name not in needed and path.is_file() and (path.name in written or _was_left(path, experiment_hash)):
+            path.unlink()
+
+
+def _was_left(path: Path, experiment_hash: str) -> bool:
+    """Return whether this run wrote a file for a checkpoint that it did not complete."""
+    named_so = _TENSORS.fullmatch(path.name) or states.PATTERN.fullmatch(path.name)
+    return bool(named_so) and states.owner(path) == experiment_hash
+
+
+def _files(manifest: dict[str, Any]) -> list[str]:
+    """Return the names of a checkpoint's files."""
+    stem = f"{manifest['round']:06d}"
+    return [f"{stem}.json", f"{stem}.safetensors", *(entry["file"] for entry in manifest["states"])]
 
 
 def _manifest(path: Path) -> dict[str, Any]:
+    """Read a manifest and require that every entry is what :func:`save` writes."""
     manifest = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(manifest, dict) or manifest.pop("manifest", "") != _digest(_canonical(manifest)):
         raise ValueError("the manifest's checksum does not match")
+
+    def require(key: str, sound: bool) -> None:
+        if not sound:
+            raise ValueError(f"its manifest's {key} cannot be right")
+
+    number, names = manifest.get("round"), manifest.get("names")
+    offsets: Any = manifest.get("offsets")
+    sums: Any = manifest.setdefault("sums", None)  # which older runs lack
+    require("round", type(number) is int and f"{number:06d}" == path.stem)
+    require("experiment", isinstance(manifest.get("experiment"), str))
+    require("tensors", isinstance(manifest.get("tensors"), str))
+    files = manifest.get("states")
+    require("states", isinstance(files, list) and all(map(_is_entry, files)))
+    require("offsets", isinstance(offsets, dict) and offsets.keys() == COLUMNS.keys())
+    require("offsets", all(type(offset) is int and offset >= 0 for offset in offsets.values()))
+    if sums is not None:
+        require("sums", isinstance(sums, dict) and sums.keys() == COLUMNS.keys())
+        require("sums", all(isinstance(value, str) for value in sums.values()))
+    recent: Any = manifest.setdefault("recent", {})  # which older runs lack, too
+    require("recent", isinstance(recent, dict) and all(isinstance(column, list) for column in recent.values()))
+    require("recent", all(type(size) is float and 0.0 <= size < math.inf for c in recent.values() for size in c))
+    require("names", isinstance(names, list) and all(isinstance(name, str) for name in names))
     return manifest
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return whether a value names a file of states, in this folder, and its checksum."""
+    return (
+        isinstance(entry, dict)
+        and isinstance(file := entry.get("file"), str)
+        and states.PATTERN.fullmatch(file) is not None
+        and isinstance(entry.get("sha256"), str)
+    )
 
 
 def _canonical(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True).encode()
 
 
-def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint, and a sentence for each damaged one that was skipped."""
-    damaged: list[str] = []
-    for path in sorted(folder.glob("*.json"), reverse=True):
+def load_newest(
+    folder: Path,
+    device: torch.device | str = "cpu",
+    *,
+    experiment_hash: str | None = None,
+    like: Tree | None = None,
+    clients: int | None = None,
+    state: Tree | None = None,
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest intact checkpoint, and a sentence for each one that was skipped.
+
+    Where they are given, it must belong to the experiment, its server be ``like`` this one in names, shapes and
+    types, and its states be like ``state`` and of some of so many ``clients``. If there are only checkpoints of other
+    experiments, starting anew would lose them: that is refused.
+    """
+    skipped: list[str] = []
+    others: list[Exception] = []
+    paths = (path for path in folder.glob("*.json") if _MANIFEST.fullmatch(path.name))
+    for path in sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True):
         try:
-            return _load(path, device), damaged
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-            damaged.append(f"checkpoint {path} is damaged ({error}) and was skipped")
-    return None, damaged
+            return _load(path, device, experiment_hash, like, clients, state), skipped
+        except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+            skipped.append(f"checkpoint {path} is damaged ({reason(error)}) and was skipped")
+            others += [error] if isinstance(error, OtherExperimentError) else []
+    if others:
+        raise UserError(
+            f"{folder} has no checkpoint of experiment {experiment_hash}, as environment.json beside it names it "
+            f"({reason(others[0])}): restore the right files, or choose another folder"
+        )
+    return None, skipped
 
 
-def _load(path: Path, device: torch.device | str) -> Checkpoint:
+def _load(
+    path: Path,
+    device: torch.device | str,
+    experiment_hash: str | None,
+    like: Tree | None,
+    clients: int | None,
+    state: Tree | None,
+) -> Checkpoint:
     manifest = _manifest(path)
+    if experiment_hash not in (None, manifest["experiment"]):
+        raise OtherExperimentError(f"it belongs to another experiment, {manifest['experiment']}")
     content = path.with_suffix(".safetensors").read_bytes()
     if manifest["tensors"] != _digest(content):
         raise ValueError("the tensors' checksum does not match")
@@ -99,8 +200,20 @@ def _load(path: Path, device: torch.device | str) -> Checkpoint:
         with path.with_name(entry["file"]).open("rb") as file:
             if entry["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
                 raise ValueError(f"the checksum of {entry['file']} does not match")
+    states.check(
+        path.parent, [e["file"] for e in manifest["states"]], clients, None if state is None else {"state": state}
+    )
     # Cloned, because views into one buffer are aligned differently from separate tensors, and on some
     # machines the last bit of a matrix product depends on that.
     loaded = safetensors.torch.load(content)
+    if sorted(loaded) != sorted(manifest["names"]):
+        raise ValueError("its tensors are not those that its manifest names")
     flat = {n: loaded[n].clone().to(device) for n in manifest["names"]}
-    return Checkpoint(manifest["round"], tree.unflatten(flat), manifest["states"], manifest["offsets"])
+    if like is not None and _layout(flat) != _layout(tree.flatten(like)):
+        raise ValueError("its tensors are not those of this method's server")
+    kept = (manifest[key] for key in ("states", "offsets", "sums", "recent"))
+    return Checkpoint(manifest["round"], tree.unflatten(flat), *kept)
+
+
+def _layout(flat: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (leaf.shape, leaf.dtype) for name, leaf in flat.items()}

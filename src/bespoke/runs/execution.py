@@ -1,10 +1,9 @@
 """One run in its folder: start or resume it, record each round, and summarise it at the end."""
 
+import hashlib
+import json
 import platform
-import shutil
 import subprocess
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,18 @@ from typing import Any
 import torch
 
 from bespoke import __version__
-from bespoke.clients import Clients, processes
+from bespoke.clients import Clients, processes, states
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import RunFolder
+from bespoke.records import CLIENTS, RESUME, ROUNDS, RunFolder
+from bespoke.report.summary import trouble
+from bespoke.runs import identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
 from bespoke.runs.experiment import Experiment, from_tables
 from bespoke.runs.federation import Federation
+from bespoke.runs.folder import CHECKPOINTS, ELSEWHERE, remove_temporaries, taken
 from bespoke.runs.recording import Event, recorded
 from bespoke.runs.results import Run
 
@@ -45,58 +47,90 @@ def execute(
     """
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
-    processes.same(f"experiment {experiment.hash()} on {federation.task.device.type} in {federation.task.precision}")
-    folder = _folder(out)
-    checkpoints, store = folder.path / "checkpoints", federation.clients.store
-    first, server, found, notes, offsets = 1, None, None, list[str](), dict[str, int]()
+    content = identity.content_hashes(pool)
+    data = hashlib.sha256(json.dumps([pool.names, content]).encode()).hexdigest()[:16]
+    device, precision = federation.task.device.type, federation.task.precision
+    processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
+    with taken(out, resume) as (folder, notes):
+        start = _opened(experiment, federation, pool, content, folder)
+        store, notes = federation.clients.store, [*notes, *start.notes]
+        environment = _environment(federation, start.label) | about
+        if processes.first():
+            if not (folder.path / identity.FILE).exists():
+                folder.write_json(identity.FILE, identity.described(pool, content) | described)
+            folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
+        processes.wait()
+
+        def checkpoint(round: int, server: Tree) -> None:
+            files = store.flush()
+            if processes.first():
+                lengths = folder.offsets()
+                kept = Checkpoint(round, server, files, lengths, folder.sums(lengths), federation.bound.recent)
+                save(folder.path / CHECKPOINTS, kept, start.label)
+            processes.wait()  # files that no checkpoint names are removed before any process writes new ones
+
+        server = recorded(
+            federation,
+            folder if processes.first() else _Reader(folder),
+            start.server,
+            start.round,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            stop=lambda: processes.any_of(stop() or processes.orphaned()),
+            callbacks=callbacks if processes.first() else (),
+        )
+        done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes)
+        done.notes += filter(None, [trouble(done.summary)])
+        if processes.first():
+            counted = _device_seconds(federation.clients)
+            folder.write_json("environment.json", environment | counted | {"notes": done.notes})
+            folder.write_json("summary.json", done.summary)
+            if out is not None:
+                folder.export_parquet()
+        processes.wait()  # the others have read the summary while the first process keeps the folder
+        _check_not_orphaned(done)
+    return done
+
+
+def _check_not_orphaned(done: Run) -> None:
+    """Say so if this run stopped early because the program that started its processes has ended."""
+    rounds = done.summary["rounds"]
+    if processes.any_of(processes.orphaned()) and rounds < done.experiment.training.rounds:
+        raise UserError(
+            "the program that started the processes of this run has ended, so they stopped after round "
+            f"{rounds}, with all saved: continue with --resume"
+        )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run begins."""
+
+    round: int
+    server: Tree  # the state before that round
+    label: str  # the experiment's hash when the run began; a later version of the library may compute another
+    notes: list[str]
+
+
+def _opened(
+    experiment: Experiment, federation: Federation, pool: FederatedData, content: Sequence[str], folder: RunFolder
+) -> _Start:
+    """Return where to begin in a folder that was taken, with states and records as they were there."""
+    first, server, found, label, notes = 1, federation.start(), None, experiment.hash(), list[str]()
     if folder.holds_run():
-        if not resume:
-            raise UserError(
-                f"{folder.path} already holds a run: add --resume to continue it, or choose another folder with --out"
-            )
-        found, notes = _find_start(experiment, folder, federation)
+        label = _label(folder) or label
+        found, notes = _find_start(experiment, folder, federation, server, pool, content, label)
         if found is not None:
-            first, server = found.round + 1, found.server
-        offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
-    store.open(checkpoints, found.states if found else ())
-    environment = _environment(federation, experiment) | about
+            first, server, federation.bound.recent = found.round + 1, found.server, dict(found.recent)
+    offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
+    federation.clients.store.open(folder.path / CHECKPOINTS, found.states if found else (), owner=label)
     processes.wait()  # nothing is written before every process has read the folder
     if processes.first():
-        RunFolder.create(checkpoints)
         folder.truncate(offsets)
-        write_atomic(folder.path / "config.toml", experiment.toml())
-        folder.write_json("federation.json", _describe(pool) | described)
-        folder.write_json("environment.json", environment | {"notes": notes})
-    processes.wait()
-
-    def checkpoint(round: int, server: Tree) -> None:
-        files = store.flush()
-        if processes.first():
-            save(checkpoints, Checkpoint(round, server, files, folder.offsets()), experiment.hash())
-        processes.wait()  # files that no checkpoint names are removed before any process writes new ones
-
-    records = folder if processes.first() else _Reader(folder)
-    server = recorded(
-        federation,
-        records,
-        server,
-        first,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        stop=lambda: processes.any_of(stop()),
-        callbacks=callbacks if processes.first() else (),
-    )
-    notes = notes + federation.clients.notes
-    done = Run(experiment, folder, federation, server, pool, notes)
-    if processes.first():
-        folder.write_json("environment.json", environment | _device_seconds(federation.clients) | {"notes": notes})
-        folder.write_json("summary.json", done.summary)
-        if out is not None:
-            folder.export_parquet()
-    processes.wait()
-    _ = done.summary  # which the others read while the first process keeps the folder
-    processes.wait()
-    return done
+        remove_temporaries(folder)
+        write_atomic(folder.path / "config.toml", experiment.toml(), RESUME)  # from here on the folder holds a run
+        RunFolder.create(folder.path / CHECKPOINTS)
+    return _Start(first, server, label, notes)
 
 
 @dataclass(frozen=True)
@@ -115,36 +149,38 @@ class _Reader:
         return self.folder.clients()
 
 
-def _folder(out: str | Path | None) -> RunFolder:
-    """Return the run's folder, which the first process makes and all see."""
-    made = (_temporary_folder() if out is None else RunFolder.create(out)) if processes.first() else None
-    path = processes.from_first(str(made.path) if made else None)
-    folder = made or RunFolder(path)
-    if not folder.path.is_dir():
-        raise UserError(
-            f"process {processes.rank()} does not see the folder {folder.path}: choose one that all processes share"
-        )
-    return folder
-
-
-def _temporary_folder() -> RunFolder:
-    """Make a folder that is removed once nothing refers to it."""
-    folder = RunFolder.create(tempfile.mkdtemp(prefix="bespoke-"))
-    weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
-    return folder
-
-
 def _find_start(
-    experiment: Experiment, folder: RunFolder, federation: Federation
+    experiment: Experiment,
+    folder: RunFolder,
+    federation: Federation,
+    server: Tree,
+    pool: FederatedData,
+    content: Sequence[str],
+    label: str,
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the checkpoint to continue from, after checking that it belongs to this experiment."""
+    """Return the checkpoint to continue from, after checking that all belongs to this experiment and these data.
+
+    ``server`` is its state before the first round, ``content`` the hashes of the clients' rows, ``label`` the hash that
+    the run's checkpoints bear.
+    """
     stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
     if stored.hash() != experiment.hash():
         raise UserError(
             f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
-            f"{experiment.hash()}; {_difference(stored, experiment)}): choose another folder with --out"
+            f"{experiment.hash()}; {_difference(stored, experiment)}): {ELSEWHERE}"
         )
-    found, notes = load_newest(folder.path / "checkpoints", federation.task.device)
+    notes = identity.compare(folder, pool, content)
+    task = federation.task
+    state = federation.algorithm.client_init(task, federation.params, torch.tensor(0, device=task.device))
+    found, skipped = load_newest(
+        folder.path / CHECKPOINTS,
+        task.device,
+        experiment_hash=label,
+        like=server,
+        clients=pool.total_clients,
+        state=state,
+    )
+    notes += skipped
     rounds, done = experiment.training.rounds, found.round if found else 0
     if rounds < done:
         raise UserError(f"{folder.path} has already done {done} rounds: set training.rounds to {done} or more")
@@ -154,46 +190,65 @@ def _find_start(
             f"run {rounds} rounds in another folder"
         )
     if found is None:
-        notes = [*notes, f"{folder.path} holds no intact checkpoint: started again from round 1"]
+        notes.append(f"{folder.path} holds no intact checkpoint: started again from round 1")
+    elif processes.first():
+        folder.verify(found.offsets, found.sums)
+        _check_history(folder, found)
+    if found is not None and found.sums is None:
+        notes.append(f"{folder.path} has no checksums of its records: only their lengths were compared")
     return found, notes
 
 
+def _check_history(folder: RunFolder, found: Checkpoint) -> None:
+    """Refuse a checkpoint that is not of the round where its records end, or lacks the state of one who took part."""
+    cure = f"restore the folder, or {ELSEWHERE}"
+    rows = folder.rounds(found.offsets[ROUNDS])
+    if [row["round"] for row in rows] != list(range(1, found.round + 1)):
+        raise UserError(f"{folder.path / ROUNDS} does not hold the {found.round} rounds of its checkpoint: {cure}")
+    evaluated = next((row["round"] for row in reversed(rows) if "evaluated" in row), 0)
+    if evaluated and not found.offsets[CLIENTS]:
+        raise UserError(f"{folder.path / CLIENTS} does not hold the evaluation of round {evaluated}: {cure}")
+    checkpoints = folder.path / CHECKPOINTS
+    held = {client for entry in found.states for client in states.ids(checkpoints, entry["file"])}
+    accepted = {client for row in rows for client in row["cohort"] if str(client) not in row["refused"]}
+    if lacking := accepted - held:
+        raise UserError(
+            f"the checkpoint of round {found.round} in {checkpoints} has no state of client {min(lacking)}, who took "
+            f"part: {cure}"
+        )
+
+
+def _label(folder: RunFolder) -> str:
+    """Return the experiment's hash recorded when the run began, which its checkpoints bear; "" if that is lost."""
+    try:
+        told = folder.read_json("environment.json")
+    except UserError:
+        return ""  # it is written anew
+    label = told.get("experiment") if isinstance(told, dict) else None
+    return label if isinstance(label, str) else ""
+
+
 def _difference(stored: Experiment, experiment: Experiment) -> str:
-    """Return the first setting in which two experiments differ."""
+    """Return the first setting in which two experiments differ; the number of rounds, which may change, comes last."""
     there, here = stored.tables(), experiment.tables()
     if there["seed"] != here["seed"]:
         return f"seed is {there['seed']} there and {here['seed']} here"
-    for table in ("data", "model", "objective", "algorithm", "training"):
-        for key in there[table] | here[table]:
-            if (table, key) == ("objective", "metrics"):
-                continue  # which may change
-            old, new = there[table].get(key), here[table].get(key)
-            if old != new:
-                return f"{table}.{key} is {old!r} there and {new!r} here"
+    keys = [(t, k) for t in ("data", "model", "objective", "algorithm", "training") for k in there[t] | here[t]]
+    for table, key in sorted(keys, key=lambda name: name == ("training", "rounds")):
+        if (table, key) == ("objective", "metrics"):
+            continue  # which may change
+        old, new = there[table].get(key), here[table].get(key)
+        if old != new:
+            return f"{table}.{key} is {old!r} there and {new!r} here"
     return "no setting differs"
 
 
-def _describe(pool: FederatedData) -> dict[str, Any]:
-    everyone = map(pool.train.client, range(pool.total_clients))
-    classes = [int(pool.y[rows].unique().numel()) for rows in everyone] if pool.num_classes else None
-    return {
-        "clients": pool.num_clients,
-        "new_clients": pool.total_clients - pool.num_clients,
-        "names": list(pool.names),
-        "train": list(pool.train.sizes),
-        "val": list(pool.val.sizes),
-        "test": list(pool.test.sizes),
-        "classes": classes,
-        "num_classes": pool.num_classes,
-    }
-
-
-def _environment(federation: Federation, experiment: Experiment) -> dict[str, Any]:
+def _environment(federation: Federation, label: str) -> dict[str, Any]:
     device = federation.task.device
     return {
         "bespoke": __version__,
         "git": _git_hash(),
-        "experiment": experiment.hash(),
+        "experiment": label,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),

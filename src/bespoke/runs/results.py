@@ -1,11 +1,17 @@
 """The result of a run: its records, its numbers, and a model for every client."""
 
+import contextlib
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -19,10 +25,13 @@ from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import RunFolder
+from bespoke.records import RESUME, RunFolder
 from bespoke.report.summary import pick, sentence, summarise
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.federation import Federation
+from bespoke.runs.lock import FolderLock
+
+_RESERVED = {"", "con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}
 
 
 @dataclass(frozen=True)
@@ -138,18 +147,52 @@ class Run:
     def save_models(self) -> Path:
         """Write every personal model as ``models/NAME.safetensors`` in the run's folder.
 
-        The model's constants (frozen parameters and buffers), if it has any, are there under ``constants/``.
-
-        Characters that a file name cannot hold, such as a slash, are percent-encoded as in a URL.
+        The model's constants (frozen parameters and buffers), if it has any, are there under ``constants/``. The
+        files' names are those of :func:`file_names`. A file there that is no model of this run is not overwritten but
+        refused by name, and so is a folder in which another process runs.
         """
         models, folder = self.models, self.folder.path / "models"
         if not processes.first():
             return folder
-        RunFolder.create(folder)
         found = self.federation.task.constants()
         constants = {"constants": found} if found else {}
-        for name, model in models.items():
-            held = tree.flatten(constants | model.personal)
-            flat = {n: t.cpu().contiguous().clone() for n, t in held.items()}
-            write_atomic(folder / f"{quote(name, safe=' ')}.safetensors", safetensors.torch.save(flat))
+        with contextlib.closing(FolderLock(self.folder.path)):
+            RunFolder.create(folder)
+            for file, model in zip(file_names(list(models)), models.values(), strict=True):
+                held = tree.flatten(constants | model.personal)
+                flat = {n: t.cpu().contiguous().clone() for n, t in held.items()}
+                path = folder / f"{file}.safetensors"
+                if os.path.lexists(path) and not _is_like(path, flat):
+                    raise UserError(f"{path} is no model of this run: move it away, then save the models again")
+                write_atomic(path, safetensors.torch.save(flat), RESUME)
         return folder
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Return a file name without its ending for each client, different ones also where upper and lower case are one.
+
+    All but letters, digits, spaces and ``_.-`` is percent-encoded as in a URL, and so is a leading dot. A name that is
+    then too long, empty, reserved on Windows, or the same as another but for case is shortened and ends with ``~`` and
+    a hash; no other name holds a ``~``.
+    """
+    encoded = [quote(name.encode("utf-8", "surrogatepass"), safe=" ").replace("~", "%7E") for name in names]
+    encoded = [f"%2E{name[1:]}" if name.startswith(".") else name for name in encoded]
+    alike = Counter(name.lower() for name in encoded)
+    return [
+        f"{file[:100].replace('.', '%2E')}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+        if len(file) > 200 or alike[file.lower()] > 1 or file.lower().partition(".")[0].strip() in _RESERVED
+        else file
+        for name, file in zip(names, encoded, strict=True)
+    ]
+
+
+def _is_like(path: Path, flat: dict[str, Tensor]) -> bool:
+    """Return whether a file holds tensors of these names and shapes, as an earlier model of the same client does."""
+    if path.is_symlink():
+        return False
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, ValueError, safetensors.SafetensorError):
+        return False
+    return shapes == {name: list(leaf.shape) for name, leaf in flat.items()}

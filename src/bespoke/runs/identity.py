@@ -1,0 +1,136 @@
+"""Whose data: the clients of a federation, their order, and a hash of each client's own rows.
+
+Keys, cohorts and stored states go by a client's place, so a run continues only with the clients that it began with.
+``federation.json`` says who they were; it is written once.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bespoke.core import tree
+from bespoke.core.data import FederatedData
+from bespoke.errors import UserError
+from bespoke.records import ROUNDS, RunFolder
+from bespoke.runs.folder import ELSEWHERE
+
+FILE = "federation.json"
+PIECE = 2**24  # bytes of rows gathered at once
+
+_SIZES = ("train", "val", "test")
+
+
+def described(pool: FederatedData, content: Sequence[str]) -> dict[str, Any]:
+    """Return the description of a federation; ``content`` is that of :func:`content_hashes`."""
+    everyone = map(pool.train.client, range(pool.total_clients))
+    classes = [int(pool.y[rows].unique().numel()) for rows in everyone] if pool.num_classes else None
+    return {
+        "clients": pool.num_clients,
+        "new_clients": pool.total_clients - pool.num_clients,
+        "names": list(pool.names),
+        "train": list(pool.train.sizes),
+        "val": list(pool.val.sizes),
+        "test": list(pool.test.sizes),
+        "classes": classes,
+        "num_classes": pool.num_classes,
+        "content": list(content),
+    }
+
+
+def content_hashes(pool: FederatedData) -> list[str]:
+    """Return a hash of each client's x and y of its train, validation and test rows, in order, and its constants.
+
+    Rows are gathered in pieces of 16 MiB, so memory stays bounded whatever the clients' sizes.
+    """
+    splits = [getattr(pool, name) for name in _SIZES]
+    counts = np.array([rows.sizes for rows in splits], dtype=np.int64)  # (3, clients)
+    owner = np.concatenate([np.repeat(np.arange(pool.total_clients), sizes) for sizes in counts])
+    order = torch.cat([rows.index for rows in splits])[torch.from_numpy(np.argsort(owner, kind="stable"))]
+    extra = {name: _bytes(leaf) for name, leaf in tree.flatten(pool.extra).items() if len(leaf)}
+    kinds = [(name, str(leaf.dtype), list(leaf.shape[1:])) for name, leaf in tree.flatten(pool.extra).items()]
+    kind = repr([str(pool.x.dtype), list(pool.x.shape[1:]), str(pool.y.dtype), list(pool.y.shape[1:]), kinds]).encode()
+    step = max(1, PIECE // max(1, sum(math.prod(t.shape[1:]) * t.element_size() for t in (pool.x, pool.y))))
+    found, piece, start = [], np.empty((0, 0), dtype=np.uint8), 0  # `piece` holds the rows from `start` on
+    at = 0
+    for client, end in enumerate(counts.sum(axis=0).cumsum().tolist()):
+        digest = hashlib.blake2b(kind + counts[:, client].tobytes(), digest_size=16)
+        for constants in extra.values():
+            digest.update(constants[client].data)
+        while at < end:
+            if at == start + len(piece):
+                rows, start = order[at : at + step], at
+                piece = np.concatenate([_bytes(t[rows]) for t in (pool.x, pool.y)], axis=1)
+            upto = min(end, start + len(piece))
+            digest.update(piece[at - start : upto - start].data)
+            at = upto
+        found.append(digest.hexdigest())
+    return found
+
+
+def _bytes(values: Tensor) -> "np.ndarray[Any, Any]":
+    """Return the bytes of each row: uint8 (n, bytes)."""
+    flat = values.detach().cpu().contiguous().reshape(len(values), math.prod(values.shape[1:]))
+    return flat.view(torch.uint8).numpy()
+
+
+def compare(folder: RunFolder, pool: FederatedData, content: Sequence[str]) -> list[str]:
+    """Refuse a federation that is not the one the run in a folder began with; return notes about what is unknown."""
+    told = _read(folder)
+    if told is None and not (folder.path / ROUNDS).exists():
+        return []  # it ended before it wrote any
+    if told is None:
+        return [f"{folder.path / FILE} is missing, so the data could not be compared with those the run began with"]
+    here = dict(zip(_SIZES, (getattr(pool, name).sizes for name in _SIZES), strict=True))
+    known = told.get("content")
+    there = zip(told["names"], *(told[name] for name in _SIZES), known or told["names"], strict=True)
+    mine = zip(pool.names, *here.values(), content if known else pool.names, strict=True)
+    for old, new in itertools.zip_longest(there, mine):
+        if old != new:
+            how = _how(old, new, told["names"], pool.names)
+            raise UserError(
+                f"the data are not those that the run in {folder.path} began with: {how}; give it the same data, or "
+                f"{ELSEWHERE}"
+            )
+    if told["clients"] != pool.num_clients:
+        raise UserError(
+            f"{told['clients']} clients train in {folder.path}, and {pool.num_clients} of the same clients here: "
+            f"give it the same data, or {ELSEWHERE}"
+        )
+    if known is None:
+        return [f"{folder.path} has no hashes of its clients' rows: only their names and numbers were compared"]
+    return []
+
+
+def _how(old: Any, new: Any, there: Sequence[str], here: Sequence[str]) -> str:
+    """Return how the first two clients that differ do so; ``old`` or ``new`` is None where there are no more."""
+    if new is not None and new[0] not in there:
+        return f"client {new[0]!r} is new"
+    if old is not None and old[0] not in here:
+        return f"client {old[0]!r} is gone"
+    name = (old or new)[0]
+    if old is None or new is None or old[0] != new[0]:
+        return f"client {name!r} is at another place ({there.index(name)} there, {here.index(name)} here)"
+    return f"client {name!r} has other rows"
+
+
+def _read(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the stored description, None if there is none; refuse one that is damaged."""
+    path = folder.path / FILE
+    if not path.exists() and not path.is_symlink():
+        return None
+    told = folder.read_json(FILE)
+    lists = [told.get(key) if isinstance(told, dict) else None for key in ("names", *_SIZES)]
+    lists += [told["content"]] if isinstance(told, dict) and "content" in told else []
+    kinds = (str, int, int, int, str)
+    if not all(
+        isinstance(values, list) and len(values) == len(lists[0] or ()) and all(isinstance(v, kind) for v in values)
+        for values, kind in zip(lists, kinds, strict=False)
+    ) or not isinstance(told.get("clients"), int):
+        raise UserError(f"{path} is damaged: restore it, or run the experiment again in another folder")
+    return told

@@ -1,0 +1,97 @@
+"""A lock that one program holds on a folder."""
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+from bespoke.errors import UserError
+from bespoke.files import write_error
+
+LOCK = ".bespoke.lock"
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+_MARK = "bespoke: "  # how our own lock files begin
+
+
+class FolderLock:
+    """An operating system's lock on a folder, held until :meth:`close` or the end of the process.
+
+    Several processes may hold it together: the first takes it alone and calls :meth:`share`, then the others join.
+    Nobody can take it alone before all have let go.
+    """
+
+    def __init__(self, folder: Path, *, join: bool = False) -> None:
+        """Take the lock alone, or ``join`` those who share it; refuse at once if that is impossible."""
+        self._path = folder / LOCK
+        self.note = ""  # why there is no lock, where the file system has none
+        self._descriptor: int | None = self._open(os.O_RDONLY if join else os.O_RDWR | os.O_CREAT)
+        try:
+            self._flock("LOCK_SH" if join else "LOCK_EX")
+            if not join:
+                self._sign()
+        except BaseException:
+            self.close()
+            raise
+
+    def share(self) -> None:
+        """Let other processes join; another program that takes the lock in between is told to be the holder."""
+        self._flock("LOCK_SH")
+
+    def close(self) -> None:
+        """Let go, also for forked children that inherited the lock."""
+        if self._descriptor is not None:
+            if not self.note:
+                self._system("LOCK_UN")
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self, how: int) -> int:
+        """Open the lock's file, which must be ours or new, and no link; a later program does not inherit it."""
+        try:
+            descriptor = os.open(self._path, how | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR):
+                raise self._foreign() from None
+            raise write_error(self._path, error) from error
+        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if not plain or not _MARK.encode().startswith(os.pread(descriptor, len(_MARK), 0)):
+            os.close(descriptor)
+            raise self._foreign()
+        return descriptor
+
+    def _foreign(self) -> UserError:
+        return UserError(f"{self._path} is not the lock of a run: move it away, or choose another folder")
+
+    def _flock(self, how: str) -> None:
+        try:
+            self._system(how)
+        except BlockingIOError:
+            told = os.pread(self._descriptor or 0, 300, 0).decode(errors="replace").partition("\n")[0]
+            holder = told.removeprefix(_MARK) or "of unknown name"
+            raise UserError(
+                f"{self._path.parent} is in use by another process ({holder}): wait until it has ended, or choose "
+                "another folder"
+            ) from None
+        except (ImportError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise write_error(self._path, error) from error
+            self.note = f"{self._path.parent} cannot be locked here: start no second run in it while this one goes on"
+
+    def _system(self, how: str) -> None:
+        import fcntl  # which Windows lacks
+
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, getattr(fcntl, how) | fcntl.LOCK_NB)
+
+    def _sign(self) -> None:
+        """Write who holds the lock; for people, so that no room for it is no error."""
+        if self._descriptor is None:
+            return
+        text = f"{_MARK}host {socket.gethostname()}, pid {os.getpid()}\n".encode()
+        try:
+            os.pwrite(self._descriptor, text, 0)
+            os.ftruncate(self._descriptor, len(text))
+        except OSError:
+            pass
