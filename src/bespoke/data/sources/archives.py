@@ -47,7 +47,12 @@ def reading(where: Path | str) -> Iterator[None]:
     except (IsADirectoryError, PermissionError) as error:
         raise UserError(f"cannot read {where}: {error.strerror}; give a file that can be read") from None
     except _DAMAGE as error:
-        raise UserError(f"{where} is truncated or damaged ({reason(error).rstrip('.')}): get it again") from None
+        raise UserError(f"{where} is truncated or damaged ({reason(error)[:200].rstrip('.')}): get it again") from None
+
+
+def quoted(name: str) -> str:
+    """Return a name from outside for a sentence: without control characters, and not too long."""
+    return repr(name if len(name) <= 100 else f"{name[:100]}...")
 
 
 # --- how much may be unpacked ---------------------------------------------------------------------------------------
@@ -169,14 +174,11 @@ class Member(NamedTuple):
 
     def lines(self, longest: int = 2**16) -> Iterator[bytes]:
         """Yield the lines with their ends."""
-        while True:
-            with reading(self.where):
-                line = self.file.readline(longest + 1)
-            if not line:
-                return
-            if len(line) > longest:
-                raise UserError(f"{self.where} has a line of more than {longest} bytes: get it again")
-            yield line
+        with reading(self.where):
+            while line := self.file.readline(longest + 1):
+                if len(line) > longest:
+                    raise UserError(f"{self.where} has a line of more than {longest} bytes: get it again")
+                yield line
 
 
 def names_of(paths: Sequence[Path]) -> str:
@@ -213,7 +215,7 @@ class Files:
             for info in archive.infolist():
                 name = _plain_name(info.filename)
                 if not info.is_dir() and wanted(name):
-                    where = f"{info.filename!r} in {path.name}"
+                    where = f"{quoted(info.filename)} in {path.name}"
                     with reading(where), opened(archive, info) as content:
                         yield self._member(name, where, self._counted(content, where))
 
@@ -230,7 +232,7 @@ class Files:
         with tarfile.open(fileobj=file, mode="r|") as tar:
             while (info := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined] # or it would keep them all
-                where = f"{info.name!r} in {path.name}"
+                where = f"{quoted(info.name)} in {path.name}"
                 if info.isfile() and info.issparse():
                     raise UserError(f"{where} is a sparse file: pack it again without holes")
                 if info.isfile() and isinstance(content := tar.extractfile(info), io.BufferedReader):

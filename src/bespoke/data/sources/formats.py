@@ -8,6 +8,7 @@ import io
 import math
 import re
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -82,9 +83,10 @@ def _joined(name: str, archives: Sequence[Npz], entry: Entry, files: Files) -> n
             raise UserError(
                 f"x of {files} holds {header.dtype} values, but {entry.name} is stored as {entry.dtype}: convert it"
             )
+        pieces = archive.pieces(name)
         empty = channels_first(np.empty((0, *header.shape[1:]), entry.dtype), entry.shapes, str(files))
         rows, start = np.empty((header.rows, *empty.shape[1:]), entry.dtype), 0
-        for piece in archive.pieces(name):
+        for piece in pieces:
             rows[start : start + len(piece)] = channels_first(piece, entry.shapes, str(files))
             start += len(piece)
         parts.append(rows)
@@ -125,10 +127,11 @@ def _marks(
 
 
 def _texts(names: np.ndarray) -> tuple[str, ...]:
-    texts = tuple(str(name) for name in names)
-    for text in texts:
-        text.encode()  # half a surrogate pair is no text
-    return texts
+    if names.dtype.kind == "U":
+        codes = np.frombuffer(names.tobytes(), np.dtype("u4").newbyteorder(names.dtype.byteorder))
+        if codes.max(initial=0) > sys.maxunicode:
+            raise ValueError("a name holds what is no character")
+    return tuple(str(name) for name in names)
 
 
 # --- idx ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Arrays of .npz archives: their headers are looked at before anything is read, and nothing is ever unpickled."""
 
 import math
+import tokenize
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from bespoke.data.sources.archives import PIECE, Allowance, opened, reading
+from bespoke.data.sources.archives import PIECE, Allowance, opened, quoted, reading
 from bespoke.errors import UserError
 
 
@@ -42,29 +43,35 @@ class Npz:
                             self.headers[info.filename.removesuffix(".npy")] = _header(file)
 
     def _where(self, file: str) -> str:
-        return f"{file!r} in {self.path.name}"
+        return f"{quoted(file)} in {self.path.name}"
 
     def read(self, name: str) -> np.ndarray:
         """Return an array whole."""
-        header = self.headers[name]
+        header, pieces, start = self.headers[name], self.pieces(name), 0
         if not header.shape:
-            return next(self.pieces(name)).reshape(())
-        out, start = np.empty(header.shape, header.dtype), 0
-        for piece in self.pieces(name):
+            return next(pieces).reshape(())
+        with reading(self._where(f"{name}.npy")):
+            out = np.empty(header.shape, header.dtype)
+        for piece in pieces:
             out[start : start + len(piece)] = piece
             start += len(piece)
         return out
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """Yield an array in order, some rows (n, ...) at a time."""
-        header, where = self.headers[name], self._where(f"{name}.npy")
-        dtype, row = header.dtype, math.prod(header.shape[1:])
-        if dtype.hasobject:
+        """Return an array in order, some rows (n, ...) at a time; it is refused at once if it is too large."""
+        header = self.headers[name]
+        if header.dtype.hasobject:
             raise UserError(
                 f"{self.path} holds a pickled object in {name!r}, and nothing is ever unpickled: "
                 "save it again as plain numbers"
             )
-        self.allowance.spend(header.rows * row * max(1, dtype.itemsize), where)
+        size = math.prod(header.shape) * max(1, header.dtype.itemsize)
+        self.allowance.spend(size, self._where(f"{name}.npy"))
+        return self._pieces(name)
+
+    def _pieces(self, name: str) -> Iterator[np.ndarray]:
+        header, where = self.headers[name], self._where(f"{name}.npy")
+        dtype, row = header.dtype, math.prod(header.shape[1:])
         with reading(where), zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
             _header(file)
             if header.columns_first:
@@ -83,8 +90,11 @@ def _header(file: IO[bytes]) -> Header:
         raise ValueError(f"it is no plain array, but has the version {version}")
     parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of headers written by Python 2
-        shape, columns_first, dtype = parse(file)
+        warnings.simplefilter("ignore")  # of headers written by Python 2, which are parsed in another way
+        try:
+            shape, columns_first, dtype = parse(file)
+        except tokenize.TokenError:
+            raise ValueError("its header is no table") from None
     if min(shape, default=0) < 0 or dtype.kind == "V":
         raise ValueError(f"it is no plain array, but {dtype} of shape {shape}")
     return Header(shape, dtype, columns_first)

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from bespoke.data.examples import Examples
-from bespoke.data.sources.archives import PIECE, Files, Member, reading
+from bespoke.data.sources.archives import PIECE, Files, Member, quoted, reading
 from bespoke.data.sources.entry import Entry
 from bespoke.errors import UserError
 
@@ -36,7 +36,7 @@ class JsonText:
     def next(self) -> str:
         """Return the next character that is no space, or "" at the end, and stay there."""
         while True:
-            if len(self.text) - self.place < self.LONGEST and not self.ended:
+            while len(self.text) - self.place < self.LONGEST and not self.ended:
                 piece = self.file.read(PIECE)
                 self.ended = not piece
                 self.text, self.place = self.text[self.place :] + self.decode(piece, self.ended), 0
@@ -129,7 +129,7 @@ def _leaf_clients(text: JsonText, member: Member, entry: Entry) -> Iterator[tupl
             continue
         found = True
         for user in text.keys():  # noqa: SIM118
-            with reading(f"client {user!r} of {member.where}"):
+            with reading(f"client {quoted(user)} of {member.where}"):
                 pixels, labels = _leaf_rows(text, entry)
             yield user, pixels, labels
     if not found or text.next():
@@ -148,6 +148,8 @@ def _leaf_rows(text: JsonText, entry: Entry) -> tuple[bytearray, list[int]]:
                 label = text.value()
                 if type(label) not in (int, float) or label != int(label):
                     raise ValueError(f"the label {str(label)[:20]} is no whole number")
+                if not 0 <= label < entry.classes:
+                    raise ValueError(f"the label {str(label)[:20]} is not in 0..{entry.classes - 1}")
                 labels.append(int(label))
                 entry.admit(len(labels), "a client")
         else:
