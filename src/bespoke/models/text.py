@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bespoke.errors import UserError
+from bespoke.core.task import Task
+from bespoke.errors import UserError, reason
 from bespoke.models import layers
 from bespoke.models.settings import ModelSettings
 
@@ -79,19 +80,35 @@ def _word_vectors(settings: ModelSettings) -> Tensor:
     if not settings.vectors:
         drawn = np.random.default_rng(0).standard_normal((settings.vocabulary, _WORD), dtype=np.float32)
         return torch.from_numpy(0.4 * drawn)  # about the spread of GloVe's
-    try:
-        found = np.load(Path(settings.vectors).expanduser(), allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"[model] vectors = {settings.vectors!r} cannot be read as an .npy file: {reason}") from None
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.shape[1] != _WORD or found.dtype.kind != "f":
-        raise UserError(f"[model] vectors = {settings.vectors!r} must hold numbers of shape (vocabulary, {_WORD})")
-    if settings.vocabulary not in (0, len(found)):
+    try:  # mapped, so that its header is compared with the file's size before anything is read
+        found = np.load(Path(settings.vectors).expanduser(), mmap_mode="r", allow_pickle=False)
+        if isinstance(found, np.ndarray) and found.ndim == 2 and found.shape[1] == _WORD and found.dtype.kind == "f":
+            vectors = found.astype(np.float32)
+        else:
+            raise UserError(f"[model] vectors = {settings.vectors!r} must hold numbers of shape (vocabulary, {_WORD})")
+    except (OSError, ValueError, EOFError, OverflowError, MemoryError) as error:
         raise UserError(
-            f"[model] vocabulary = {settings.vocabulary}, but {settings.vectors!r} holds {len(found)} vectors: "
+            f"[model] vectors = {settings.vectors!r} cannot be read as an .npy file: {reason(error)}"
+        ) from None
+    if settings.vocabulary not in (0, len(vectors)):
+        raise UserError(
+            f"[model] vocabulary = {settings.vocabulary}, but {settings.vectors!r} holds {len(vectors)} vectors: "
             "leave it out"
         )
-    return torch.from_numpy(found.astype(np.float32))
+    return torch.from_numpy(vectors)
+
+
+def check_tokens(task: Task, x: Tensor) -> None:
+    """Refuse rows x (N, T) with a token that has no word vector, where the task's model has word vectors."""
+    vectors = next((value for name, value in task.constants().items() if name.endswith("words.vectors")), None)
+    if vectors is None or x.is_floating_point() or not x.numel():
+        return
+    low, high = (int(value) for value in x.aminmax())
+    if low < 0 or high >= len(vectors):
+        raise UserError(
+            f"the examples hold the tokens {low}..{high}, but there are only {len(vectors)} word vectors: set [model] "
+            f"vocabulary to {high + 1} or more, or give vectors for all words"
+        )
 
 
 def sent140_lstm(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:

@@ -24,6 +24,7 @@ from bespoke.data import from_arrays, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.models import ModelSettings, build_task
+from bespoke.models.text import check_tokens
 from bespoke.registry import closest
 from bespoke.runs.execution import execute
 from bespoke.runs.experiment import Experiment, load
@@ -193,6 +194,7 @@ def run(
     own = pick_precision(chosen["precision"], where, dtype)
     outputs = objective.num_outputs(pool.y, pool.num_classes)
     task = build_task(model, shape, outputs, where, dtype, own, objective, key)
+    check_tokens(task, pool.x)
     return _carry_out(experiment, pool, task, partition.describe(), out, chosen)
 
 
