@@ -452,11 +452,15 @@ def npz_packed_with(kind: int, folder: Path, size: int) -> list[Path]:
     return zipped(folder / "a.npz", {"x.npy": filled(size, npy((30000, 49, 40)))}, kind)
 
 
-@case("cifar10")
-def npz_of_the_right_shape_full_of_zeros(folder: Path, size: int) -> list[Path]:
-    rows = max(60, min(60_000, size // 3072))
-    contents: dict[str, Any] = {"y.npy": saved(np.arange(rows) % 10), "junk": os.urandom(size // 200)}
-    return zipped(folder / "a.npz", {"x.npy": filled(rows * 3072, npy((rows, 32, 32, 3))), **contents})
+@case("cifar10", 10)
+@case("cifar100", 100)
+def npz_of_the_right_shape_full_of_zeros(classes: int, folder: Path, size: int) -> list[Path]:
+    train, test = ((size // 2**29 or 1e-3) * rows for rows in (50_000, 10_000))
+    contents: dict[str, Any] = {"junk": os.urandom(size // 100)}  # the files must not be too small for what is inside
+    for part, rows in (("train", int(train)), ("test", int(test))):
+        contents[f"x_{part}.npy"] = filled(rows * 3072, npy((rows, 32, 32, 3)))
+        contents[f"y_{part}.npy"] = saved(np.arange(rows) % classes)
+    return zipped(folder / "a.npz", contents)
 
 
 @case("mnist")

@@ -5,6 +5,7 @@ rows, each in the file's order, images as uint8 (N, C, H, W). Nothing is ever un
 """
 
 import io
+import itertools
 import math
 import re
 import struct
@@ -50,15 +51,19 @@ def read_npz(files: Files, entry: Entry) -> Examples:
     for name in [kind + end for kind in "xy" for end in ends]:
         if name not in holding:
             raise UserError(f"{files} has no array {name!r}: give x_train, y_train, x_test and y_test, or x and y")
-    arrays = {name: _joined(name, found, entry, files) for name, found in holding.items()}
-    xs, ys = ([arrays.pop(kind + end) for end in ends] for kind in "xy")
-    for x, y, end in zip(xs, ys, ends, strict=True):
-        if len(x) != len(y):
-            raise UserError(f"{files} has {len(x)} rows in x{end} and {len(y)} in y{end}: give equally many")
-    if len(ends) == 2:
-        examples = split(xs, ys, entry.classes, files)
-    else:
-        examples = Examples(xs[0], ys[0], entry.classes, official_test=_second_part(len(ys[0]), entry))
+    ys = [
+        np.concatenate([as_labels(archive.read("y" + end), str(files)) for archive in holding["y" + end]])
+        for end in ends
+    ]
+    for y, end in zip(ys, ends, strict=True):
+        rows = sum(archive.headers["x" + end].rows for archive in holding["x" + end])
+        if rows != len(y):
+            raise UserError(f"{files} has {rows} rows in x{end} and {len(y)} in y{end}: give equally many")
+    x = _images([(archive, "x" + end) for end in ends for archive in holding["x" + end]], entry, files)
+    y = np.concatenate(ys)
+    held = np.arange(len(y)) >= len(ys[0]) if len(ends) == 2 else _second_part(len(y), entry)
+    examples = Examples(x, y, entry.classes, official_test=held)
+    arrays = {name: found[0].read(name) for name, found in holding.items() if name[0] not in "xy"}
     owner, owner_names = _marks(arrays, OWNERS, ends, len(examples.y), files)
     domain, domain_names = _marks(arrays, DOMAINS, ends, len(examples.y), files)
     return replace(examples, owner=owner, owner_names=owner_names, domain=domain, domain_names=domain_names)
@@ -69,30 +74,27 @@ def _wanted(ends: Sequence[str]) -> list[str]:
     return [kind + end for kind in ("x", "y", *marks) for end in ends] + [f"{mark}_names" for mark in marks]
 
 
-def _joined(name: str, archives: Sequence[Npz], entry: Entry, files: Files) -> np.ndarray:
-    """Return an array that continues over the archives: x in the shape of the data set's rows, y as labels."""
-    if name[0] == "y":
-        return np.concatenate([as_labels(archive.read(name), str(files)) for archive in archives])
-    if name not in ("x", "x_train", "x_test"):
-        return archives[0].read(name)
-    headers = [archive.headers[name] for archive in archives]
-    entry.admit(sum(header.rows for header in headers), files)
-    parts = []
-    for archive, header in zip(archives, headers, strict=True):
+def _images(parts: Sequence[tuple[Npz, str]], entry: Entry, files: Files) -> np.ndarray:
+    """Return the rows of several arrays, one after another, in the shape of the data set's rows."""
+    headers = [archive.headers[name] for archive, name in parts]
+    shapes = set()
+    for header in headers:
         if header.dtype != entry.dtype and (entry.dtype == "uint8" or header.dtype.kind not in "iu"):
             raise UserError(
                 f"x of {files} holds {header.dtype} values, but {entry.name} is stored as {entry.dtype}: convert it"
             )
-        pieces = archive.pieces(name)
-        empty = channels_first(np.empty((0, *header.shape[1:]), entry.dtype), entry.shapes, str(files))
-        rows, start = np.empty((header.rows, *empty.shape[1:]), entry.dtype), 0
-        for piece in pieces:
-            rows[start : start + len(piece)] = channels_first(piece, entry.shapes, str(files))
-            start += len(piece)
-        parts.append(rows)
-    if len({part.shape[1:] for part in parts}) > 1:
-        raise UserError(f"{files} have rows of unequal shapes: give files of one data set")
-    return parts[0] if len(parts) == 1 else join(parts)
+        none = np.empty((0, *header.shape[1:]), entry.dtype)
+        shapes.add(channels_first(none, entry.shapes, str(files)).shape[1:])
+    if len(shapes) > 1:
+        raise UserError(f"{files} has rows of unequal shapes: give one edition of the data set")
+    total = sum(header.rows for header in headers)
+    entry.admit(total, files)
+    pieces = [archive.pieces(name) for archive, name in parts]
+    rows, start = np.empty((total, *shapes.pop()), entry.dtype), 0
+    for piece in itertools.chain.from_iterable(pieces):
+        rows[start : start + len(piece)] = channels_first(piece, entry.shapes, str(files))
+        start += len(piece)
+    return rows
 
 
 def _second_part(rows: int, entry: Entry) -> np.ndarray | None:
