@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import os
 import resource
 import signal
@@ -503,14 +504,12 @@ def idx_with(place: int, content: bytes, folder: Path, size: int) -> list[Path]:
     return paths
 
 
-@case("mnist_writers", (0,), (2,), (2, 7), (2, 8, 1), (0, 8), (2**31, 8))
-def qmnist_of_shape(*given: Any) -> list[Path]:
-    *_, folder, _ = given
-    shape = given[:-2]
+@case("mnist_writers", *((str(shape), shape) for shape in ((), (2,), (2, 7), (2, 8, 1), (0, 8), (2**31, 8))))
+def qmnist_of_shape(shape: tuple[int, ...], folder: Path, size: int) -> list[Path]:
     paths = good_mnist(folder)
     for part in ("train", "test"):
         paths.append(folder / f"qmnist-{part}-labels-idx2-int")
-        paths[-1].write_bytes(idx(shape, bytes(4 * min(64, int(np.prod(shape, dtype=float)))), 12))
+        paths[-1].write_bytes(idx(shape, bytes(4 * min(64, math.prod(shape))), 12))
     return paths
 
 

@@ -25,7 +25,7 @@ _LIST = 2**23  # bytes of a list of pictures
 
 def decoded(content: bytes, where: str, mode: str, fits: Callable[[int, int], bool]) -> "Image.Image":
     """Decode a JPEG or PNG picture in Pillow's mode, if its width and height fit, which is known before its pixels."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with reading(where), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of many pixels, or of strange remarks in the file
@@ -34,6 +34,8 @@ def decoded(content: bytes, where: str, mode: str, fits: Callable[[int, int], bo
                 if not fits(*image.size):
                     raise ValueError(f"it is a picture of {image.width} x {image.height} pixels")
                 return image.convert(mode)
+        except UnidentifiedImageError:
+            raise ValueError("it is no JPEG or PNG picture") from None
         except Image.DecompressionBombError:
             raise ValueError("it is a picture of far too many pixels") from None
 

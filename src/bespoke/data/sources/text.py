@@ -82,8 +82,10 @@ class JsonText:
         if first not in ("[", "{"):
             self.value()
             return
-        for _ in self.elements() if first == "[" else self.keys():
+        for count, _ in enumerate(self.elements() if first == "[" else self.keys()):
             self.value()
+            if count > self.LONGEST:
+                raise ValueError("a value in it is too long")
 
     def _take(self, character: str) -> None:
         if self.next() != character:
