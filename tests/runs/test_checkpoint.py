@@ -115,7 +115,17 @@ def test_a_folder_without_checkpoints(tmp_path):
 def test_the_manifest_is_plain_json(tmp_path):
     saved(tmp_path, 1)
     manifest = json.loads((tmp_path / "000001.json").read_text())
-    assert manifest.keys() == {"round", "experiment", "tensors", "states", "offsets", "sums", "names", "manifest"}
+    assert manifest.keys() == {
+        "round",
+        "experiment",
+        "tensors",
+        "states",
+        "offsets",
+        "sums",
+        "recent",
+        "names",
+        "manifest",
+    }
     assert (manifest["round"], manifest["experiment"], manifest["offsets"]) == (1, "cafe", OFFSETS)
     assert [entry["file"] for entry in manifest["states"]] == ["states-000001.safetensors"]
 

@@ -257,7 +257,8 @@ def test_a_checkpoint_that_forgets_what_happened_is_refused(changes, words, made
 def test_an_environment_of_another_experiment_is_refused(made, run):
     path = run / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"experiment": "0123456789abcdef"}))
-    assert "environment.json of 0123456789abcdef: restore the right one" in resumed(made, run).sentence
+    sentence = resumed(made, run).sentence
+    assert "no checkpoint of experiment 0123456789abcdef" in sentence and "restore the right files" in sentence
     path.write_text("damaged")  # which is written anew
     assert resumed(made, run).code == 0
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bespoke.core import memory
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 from bespoke.models import layers
 from bespoke.models.settings import ModelSettings
 
@@ -92,19 +92,22 @@ def _word_vectors(settings: ModelSettings) -> Tensor:
         memory.require(4 * settings.vocabulary * _WORD, what, "lower it")
         drawn = np.random.default_rng(0).standard_normal((settings.vocabulary, _WORD), dtype=np.float32)
         return torch.from_numpy(0.4 * drawn)  # about the spread of GloVe's
-    try:
-        found = np.load(Path(settings.vectors).expanduser(), allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"[model] vectors = {settings.vectors!r} cannot be read as an .npy file: {reason}") from None
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.shape[1] != _WORD or found.dtype.kind != "f":
-        raise UserError(f"[model] vectors = {settings.vectors!r} must hold numbers of shape (vocabulary, {_WORD})")
-    if settings.vocabulary not in (0, len(found)):
+    try:  # mapped, so that its header is compared with the file's size before anything is read
+        found = np.load(Path(settings.vectors).expanduser(), mmap_mode="r", allow_pickle=False)
+        if isinstance(found, np.ndarray) and found.ndim == 2 and found.shape[1] == _WORD and found.dtype.kind == "f":
+            vectors = found.astype(np.float32)
+        else:
+            raise UserError(f"[model] vectors = {settings.vectors!r} must hold numbers of shape (vocabulary, {_WORD})")
+    except (OSError, ValueError, EOFError, OverflowError, MemoryError) as error:
         raise UserError(
-            f"[model] vocabulary = {settings.vocabulary}, but {settings.vectors!r} holds {len(found)} vectors: "
+            f"[model] vectors = {settings.vectors!r} cannot be read as an .npy file: {reason(error)}"
+        ) from None
+    if settings.vocabulary not in (0, len(vectors)):
+        raise UserError(
+            f"[model] vocabulary = {settings.vocabulary}, but {settings.vectors!r} holds {len(vectors)} vectors: "
             "leave it out"
         )
-    return torch.from_numpy(found.astype(np.float32))
+    return torch.from_numpy(vectors)
 
 
 def sent140_lstm(settings: ModelSettings, input_shape: Sequence[int], num_outputs: int) -> nn.Module:

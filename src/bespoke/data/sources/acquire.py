@@ -8,10 +8,11 @@ import numpy as np
 
 from bespoke.data.examples import Examples
 from bespoke.data.sources import store
+from bespoke.data.sources.archives import ALWAYS, RATIO, Allowance, Files, names_of
 from bespoke.data.sources.content import Hashes, hashes
 from bespoke.data.sources.download import Progress, download, set_aside
 from bespoke.data.sources.entry import Entry
-from bespoke.data.sources.formats import names_of, read_npz
+from bespoke.data.sources.formats import read_npz
 from bespoke.errors import UserError
 
 Tell = Callable[[str], None]
@@ -24,6 +25,9 @@ class NotYetTrusted(UserError):
 def check(entry: Entry, examples: Examples, where: str) -> None:
     """Refuse rows that are not those of the data set, by shape, classes, rows, own clients and domains."""
     name, y = entry.name, examples.y
+    for text in (*examples.owner_names, *examples.domain_names):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(f"{where} has the name {text!r}, which is no proper text: get it again")
     if not len(y):
         raise UserError(f"{where} holds no rows: it is not {name}")
     if examples.x.shape[1:] not in entry.shapes or examples.x.dtype != entry.dtype:
@@ -91,14 +95,21 @@ def examine(entry: Entry, paths: Sequence[Path], command: str, trust: str | None
 
 def read(entry: Entry, paths: Sequence[Path]) -> Examples:
     """Return all rows of a data set's files, ready .npz arrays or the official files, in the canonical order."""
+    files = Files(paths, Allowance(_allowed(entry, paths)))
     ready = [path.suffix == ".npz" for path in paths]
     if all(ready):
-        examples = read_npz(paths, entry)
+        examples = read_npz(files, entry)
     elif any(ready) or entry.read is None:
-        raise UserError(f"{names_of(paths)}: give {entry.name} either as .npz files or as the official files")
+        raise UserError(f"{files}: give {entry.name} either as .npz files or as the official files")
     else:
-        examples = entry.read(paths, entry)
+        examples = entry.read(files, entry)
     return entry.canonical(examples) if entry.canonical is not None else examples
+
+
+def _allowed(entry: Entry, paths: Sequence[Path]) -> int:
+    """Return how many bytes the files may unpack to: what the set's files have, and no more than true data could."""
+    on_disk = sum(path.stat().st_size for path in paths if path.is_file())
+    return min(entry.most_bytes, max(ALWAYS, RATIO * on_disk))
 
 
 def import_files(entry: Entry, paths: Sequence[Path], trust: str | None = None, tell: Tell = print) -> store.Manifest:

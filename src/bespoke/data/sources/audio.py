@@ -9,19 +9,19 @@ import json
 import re
 import wave
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from bespoke.data.examples import Examples
-from bespoke.data.sources.archives import members, reading
+from bespoke.data.sources.archives import Files, reading
 from bespoke.data.sources.entry import Entry
-from bespoke.data.sources.formats import names_of
 from bespoke.errors import UserError
 
 RATE, WINDOW, HOP, BANDS, POINTS = 8000, 200, 160, 40, 256
+CONTENT = 2**20  # bytes of a recording, whose sound is about one second, and of the list of speakers
 LOWEST, HIGHEST = 50.0, 4000.0  # Hz
 LOW, HIGH = -13.815510749816895, -0.5252727349995492  # of AudioMNIST's ready arrays: ln 1e-6 and the loudest value
 
@@ -54,9 +54,9 @@ def mel_filters() -> np.ndarray:
     return np.clip(np.minimum(rise, fall), 0, None)
 
 
-def wav_sound(content: bytes, name: str) -> tuple[np.ndarray, int]:
+def wav_sound(content: bytes, where: str) -> tuple[np.ndarray, int]:
     """Return the sound of a 16-bit WAV file as numbers in [-1, 1] (n,), channels averaged, and its rate."""
-    with reading(name):
+    with reading(where):
         try:
             with wave.open(io.BytesIO(content)) as file:
                 if file.getsampwidth() != 2 or not 1000 <= file.getframerate() <= 200_000:
@@ -69,49 +69,58 @@ def wav_sound(content: bytes, name: str) -> tuple[np.ndarray, int]:
             raise ValueError(str(error)) from None
 
 
-def read_speech_commands(paths: Sequence[Path], entry: Entry) -> Examples:
+def read_speech_commands(files: Files, entry: Entry) -> Examples:
     """Read speech_commands_v0.02.tar.gz: WORD/SPEAKER_nohash_NUMBER.wav. Words are numbered alphabetically.
 
     Rows are sorted by word and file name. The official test list is ignored: it selects speakers, not rows of each.
     """
     found: list[tuple[str, str, str, np.ndarray]] = []
-    for name, content in members(paths, lambda name: "_nohash_" in name and name.endswith(".wav")):
-        word, file = name.split("/")[-2:] if "/" in name else ("", name)
-        found.append((word, file, file.partition("_nohash_")[0], log_mel(*wav_sound(content, name))))
+    for member in files.members(lambda name: "_nohash_" in name and name.endswith(".wav")):
+        word = member.name.split("/")[-2] if "/" in member.name else ""
+        sound = log_mel(*wav_sound(member.read(CONTENT), member.where))
+        found.append((word, member.last, member.last.partition("_nohash_")[0], sound))
+        entry.admit(len(found), files)
     found.sort(key=lambda row: row[:2])
-    words = sorted({row[0] for row in found})
-    return _spoken(found, [words.index(row[0]) for row in found], entry, paths)
+    number = {word: i for i, word in enumerate(sorted({row[0] for row in found}))}
+    return _spoken(found, [number[row[0]] for row in found], entry, files)
 
 
-def read_audiomnist(paths: Sequence[Path], entry: Entry) -> Examples:
+def read_audiomnist(files: Files, entry: Entry) -> Examples:
     """Read AudioMNIST's SPEAKER/DIGIT_SPEAKER_TAKE.wav and audioMNIST_meta.txt; rows by speaker, digit, take."""
     rooms: dict[int, str] = {}
     found = []
-    for name, content in members(paths, lambda name: name.endswith((".wav", "audioMNIST_meta.txt"))):
-        if name.endswith(".txt"):
-            with reading(name):
-                people = json.loads(content)
-                rooms = {int(speaker): str(facts["recordingroom"]) for speaker, facts in people.items()}
-        elif match := re.fullmatch(r"(\d)_(\d+)_(\d+)\.wav", name.rpartition("/")[2]):
+    for member in files.members(lambda name: name.endswith((".wav", "audioMNIST_meta.txt"))):
+        content = member.read(CONTENT)
+        if member.name.endswith(".txt"):
+            rooms = _rooms(content, member.where)
+        elif match := re.fullmatch(r"([0-9])_([0-9]{1,9})_([0-9]{1,9})\.wav", member.last):
             digit, speaker, take = (int(part) for part in match.groups())
-            found.append((speaker, digit, take, log_mel(*wav_sound(content, name))))
+            found.append((speaker, digit, take, log_mel(*wav_sound(content, member.where))))
+            entry.admit(len(found), files)
     found.sort(key=lambda row: row[:3])
     lacking = {row[0] for row in found} - rooms.keys()
     if lacking:
-        raise UserError(f"{names_of(paths)} does not give the room of speaker {min(lacking)}: give the whole archive")
+        raise UserError(f"{files} does not give the room of speaker {min(lacking)}: give the whole archive")
     kinds = [next((d for d in entry.domains if d.lower() == rooms[row[0]].lower()), rooms[row[0]]) for row in found]
     names = sorted(set(kinds))
-    examples = _spoken([("", "", str(row[0]), row[3]) for row in found], [row[1] for row in found], entry, paths)
-    return Examples(
-        **{**vars(examples), "domain": np.array([names.index(kind) for kind in kinds]), "domain_names": tuple(names)}
-    )
+    examples = _spoken([("", "", str(row[0]), row[3]) for row in found], [row[1] for row in found], entry, files)
+    return replace(examples, domain=np.array([names.index(kind) for kind in kinds]), domain_names=tuple(names))
+
+
+def _rooms(content: bytes, where: str) -> dict[int, str]:
+    """Return the room of each speaker out of AudioMNIST's list."""
+    with reading(where):
+        people = json.loads(content)
+        if not isinstance(people, dict) or not all(isinstance(facts, dict) for facts in people.values()):
+            raise ValueError("it is no table of speakers")
+        return {int(speaker): str(facts["recordingroom"]) for speaker, facts in people.items()}
 
 
 def _spoken(
-    rows: Sequence[tuple[str, str, str, np.ndarray]], labels: list[int], entry: Entry, paths: Sequence[Path]
+    rows: Sequence[tuple[str, str, str, np.ndarray]], labels: list[int], entry: Entry, files: Files
 ) -> Examples:
     if not rows:
-        raise UserError(f"{names_of(paths)} holds no recordings of {entry.name}: give the official archive")
+        raise UserError(f"{files} holds no recordings of {entry.name}: give the official archive")
     speakers = sorted({row[2] for row in rows}, key=lambda name: (len(name), name))
     number = {name: i for i, name in enumerate(speakers)}
     return Examples(

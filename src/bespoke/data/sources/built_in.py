@@ -6,7 +6,6 @@ first line of its docstring describes it.
 
 import glob
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,8 @@ from torch import Tensor
 from bespoke.core import memory
 from bespoke.core.tree import Tree
 from bespoke.data.examples import ClientArrays, Examples, join
+from bespoke.data.sources.archives import Allowance, free_memory
+from bespoke.data.sources.npz import Npz
 from bespoke.errors import UserError
 
 
@@ -82,20 +83,16 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
     twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
     if twice:
         raise UserError(f"several files are named {min(twice)!r}, which names the client: rename all but one")
-    return join([_read_client(each) for each in paths], num_classes, test, rng, classes=None)
+    allowance = Allowance(free_memory())
+    return join([_read_client(each, allowance) for each in paths], num_classes, test, rng, classes=None)
 
 
-def _read_client(path: Path) -> ClientArrays:
+def _read_client(path: Path, allowance: Allowance) -> ClientArrays:
     try:
-        with open(path, "rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ValueError("it is truncated or of another format")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in ("x", "y", "x_test", "y_test") if name in archive}
-    except Exception as error:  # a damaged archive fails in many ways
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} cannot be read as an .npz of plain arrays: {reason}") from None
+        archive = Npz(path, allowance)
+        arrays = {name: archive.read(name) for name in ("x", "y", "x_test", "y_test") if name in archive.headers}
+    except UserError as error:
+        raise UserError(f"{path} cannot be read as an .npz of plain arrays: {error}") from None
     missing = [name for name in ("x", "y") if name not in arrays]
     if missing:
         raise UserError(f"{path} has no array {missing[0]!r}: save it with numpy.savez(path, x=..., y=...)")

@@ -190,6 +190,7 @@ IMAGES = (
         classes=10,
         shapes=((1, 16, 16),),
         sizes=((7291, 2007),),
+        packed=16,  # text
         counts=(1553, 1269, 929, 824, 852, 716, 834, 792, 708, 821),
         files=_files(
             (_LIBSVM,),
@@ -208,6 +209,7 @@ IMAGES = (
         source="address and MD5 as in the source of PyTorch Adapt",
         classes=10,
         shapes=((3, 32, 32), (3, 28, 28)),
+        most=70_000,
         files=(
             File(
                 "mnist_m.tar.gz",
@@ -237,6 +239,8 @@ IMAGES = (
         source="page and number of rows as in the authors' repository cnn-on-degraded-images",
         classes=10,
         shapes=((3, 32, 32),),
+        most=12_000,
+        packed=256,  # its pictures are resized
         hint="it needs an account: download the zip archive from its page",
         read=read_synthetic_12k,
     ),

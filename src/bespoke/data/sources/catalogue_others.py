@@ -20,6 +20,8 @@ PEOPLE = (
         source="addresses as in LEAF's source, MD5 as in several public loaders",
         classes=62,
         shapes=((1, 28, 28),),
+        most=814_255,  # in the archives of NIST; LEAF drops some
+        packed=24,  # pixels as text
         owners=0,
         files=(
             File("by_class.zip", (_NIST + "by_class.zip",), "79572b1694a8506f2b722c7be54130c4"),
@@ -36,6 +38,7 @@ PEOPLE = (
         classes=2,
         shapes=((TOKENS,),),
         dtype="int32",
+        most=1_600_000,  # tweets of all users
         owners=0,
         files=(
             File(
@@ -55,6 +58,7 @@ PEOPLE = (
         classes=35,
         shapes=((1, 49, 40),),
         sizes=((105829, 0),),
+        packed=24,  # recordings
         owners=0,
         files=(
             File(
@@ -77,6 +81,7 @@ PEOPLE = (
         classes=10,
         shapes=((1, 49, 40),),
         sizes=((30000, 0),),
+        packed=64,  # recordings
         counts=(3000,) * 10,
         owners=60,
         domains=_ROOMS,

@@ -1,7 +1,6 @@
 """The content of a data set, independent of the order of its rows: hashes, canonical order, checks."""
 
 import hashlib
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,23 +40,38 @@ def _joined(digests: list[bytes]) -> str:
 
 
 def sort_test_rows(examples: Examples) -> Examples:
-    """Sort the rows of the official test set by label and then by the SHA-256 of the row's bytes."""
+    """Sort the rows of the official test set, in place, by label and then by the SHA-256 of the row's bytes."""
     assert examples.official_test is not None
     held = np.flatnonzero(examples.official_test)
     keys = [(int(examples.y[i]), hashlib.sha256(examples.x[i].tobytes()).digest()) for i in held]
-    order = np.arange(len(examples.y))
-    order[held] = held[sorted(range(len(held)), key=keys.__getitem__)]
-    return replace(examples, x=examples.x[order], y=examples.y[order])
+    order = held[sorted(range(len(held)), key=keys.__getitem__)]
+    examples.x[held], examples.y[held] = examples.x[order], examples.y[order]
+    return examples
 
 
-def split(
-    x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray, num_classes: int
-) -> Examples:
-    """Join official train rows and official test rows, in this order: x (n, ...) and y (n,) of each."""
-    held = np.zeros(len(y_train) + len(y_test), bool)
-    held[len(y_train) :] = True
-    y = np.concatenate([y_train, y_test]).astype(np.int64)
-    return Examples(np.concatenate([x_train, x_test]), y, num_classes, official_test=held)
+def split(xs: list[np.ndarray], ys: list[np.ndarray], num_classes: int, where: object) -> Examples:
+    """Join official train rows and official test rows, in this order: x (n, ...) and y (n,) of each.
+
+    The list ``xs`` is emptied on the way, so that no row is in memory twice.
+    """
+    for x, y in zip(xs, ys, strict=True):
+        if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
+            raise UserError(f"{where} has images of shape {x.shape} with labels of shape {y.shape}: get it again")
+    if xs[0].shape[1:] != xs[1].shape[1:]:
+        raise UserError(f"{where} has rows of shape {xs[0].shape[1:]} and of shape {xs[1].shape[1:]}: get it again")
+    held = np.arange(len(ys[0]) + len(ys[1])) >= len(ys[0])
+    return Examples(join(xs), np.concatenate(ys).astype(np.int64), num_classes, official_test=held)
+
+
+def join(parts: list[np.ndarray]) -> np.ndarray:
+    """Return the rows of all parts (n, ...), which have one shape and type; the list is emptied on the way."""
+    out = np.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
+    start = 0
+    while parts:
+        part = parts.pop(0)
+        out[start : start + len(part)] = part
+        start += len(part)
+    return out
 
 
 def channels_first(x: np.ndarray, shapes: tuple[tuple[int, ...], ...], what: str) -> np.ndarray:

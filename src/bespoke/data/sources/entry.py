@@ -1,13 +1,18 @@
 """The facts about a data set: where it comes from, how its files are read, what must be in them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-from bespoke.data.examples import Examples
+import numpy as np
 
-Reader = Callable[[Sequence[Path], "Entry"], Examples]
+from bespoke.data.examples import Examples
+from bespoke.data.sources.archives import Files
+from bespoke.errors import UserError
+
+Reader = Callable[[Files, "Entry"], Examples]
+SLACK = 2**24  # bytes of a data set's files beside its rows: headers, names, lists
 Builder = Callable[[Sequence[Examples]], Examples]
 
 
@@ -36,6 +41,8 @@ class Entry:
     classes: int
     shapes: tuple[tuple[int, ...], ...]  # of one row; several where there are several editions
     sizes: tuple[tuple[int, int], ...] = ()  # (train rows, test rows) of each edition; empty where not known
+    most: int = 0  # rows at most, where the sizes are not known
+    packed: int = 4  # bytes in the unpacked files for one byte of the rows, at most
     counts: tuple[int, ...] = ()  # rows of each class, train and test together; empty where not known
     owners: int | None = None  # number of its own clients; 0 where it is not known, None where there are none
     domains: tuple[str, ...] = ()
@@ -49,6 +56,22 @@ class Entry:
     parts: tuple[str, ...] = ()  # the sets it is built from
     build: Builder | None = None  # from the parts
     stored: bool = True  # False: built from its parts at every load
+
+    @property
+    def most_rows(self) -> int:
+        """Return how many rows there are at most; 0 where it is not known."""
+        return max((train + test for train, test in self.sizes), default=self.most)
+
+    @property
+    def most_bytes(self) -> int:
+        """Return how many bytes the unpacked files have at most."""
+        row = max(math.prod(shape) for shape in self.shapes) * np.dtype(self.dtype).itemsize + 8  # and its label
+        return self.packed * self.most_rows * row + SLACK
+
+    def admit(self, rows: int, where: object) -> None:
+        """Refuse more rows than the data set has, before they take up memory."""
+        if 0 < self.most_rows < rows:
+            raise UserError(f"{where} has more rows than the {self.most_rows} of {self.name}: it is another data set")
 
     @property
     def verified(self) -> bool:

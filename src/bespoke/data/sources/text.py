@@ -1,55 +1,173 @@
 """Readers of LEAF's JSON files (FEMNIST) and of Sentiment140's tweets: sets whose clients are people."""
 
+import codecs
 import csv
-import io
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from array import array
+from collections.abc import Iterator
+from typing import IO, Any
 
 import numpy as np
 
 from bespoke.data.examples import Examples
-from bespoke.data.sources.archives import members, reading
+from bespoke.data.sources.archives import PIECE, Files, Member, quoted, reading
 from bespoke.data.sources.entry import Entry
-from bespoke.data.sources.formats import names_of
 from bespoke.errors import UserError
 
 TOKENS = 25  # per tweet; shorter ones are padded, longer ones cut
 WORDS = 10_000  # in the vocabulary, including padding and the unknown word
 FEWEST = 30  # tweets of a user who becomes a client
 PADDING, UNKNOWN = 0, 1
+_SPACES = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
-def read_leaf(paths: Sequence[Path], entry: Entry) -> Examples:
+class JsonText:
+    """A JSON text that is read value by value, so that a large one is never in memory as a whole."""
+
+    LONGEST = 2**17  # characters of a value that is read at once
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.decode = file, codecs.getincrementaldecoder("utf-8")().decode
+        self.text, self.place, self.ended = "", 0, False
+
+    def next(self) -> str:
+        """Return the next character that is no space, or "" at the end, and stay there."""
+        while True:
+            while len(self.text) - self.place < self.LONGEST and not self.ended:
+                piece = self.file.read(PIECE)
+                self.ended = not piece
+                self.text, self.place = self.text[self.place :] + self.decode(piece, self.ended), 0
+            self.place = _SPACES.match(self.text, self.place).end()  # type: ignore[union-attr]
+            if self.place < len(self.text) or self.ended:
+                return self.text[self.place : self.place + 1]
+
+    def value(self) -> Any:
+        """Read a value of at most ``LONGEST`` characters."""
+        self.next()
+        found, self.place = _DECODER.raw_decode(self.text, self.place)
+        if self.place == len(self.text) and not self.ended:
+            raise ValueError("a value in it is too long")
+        return found
+
+    def elements(self, brackets: str = "[]") -> Iterator[None]:
+        """Stand before each element of a list; read it before the next."""
+        self._take(brackets[0])
+        if self.next() == brackets[1]:
+            self._take(brackets[1])
+            return
+        while True:
+            yield
+            if self.next() != ",":
+                break
+            self._take(",")
+        self._take(brackets[1])
+
+    def keys(self) -> Iterator[str]:
+        """Yield each key of an object; read its value before the next."""
+        seen = set()
+        for _ in self.elements("{}"):
+            key = self.value()
+            if not isinstance(key, str) or key in seen:
+                raise ValueError(f"{str(key)[:40]!r} is no key, or is there twice")
+            seen.add(key)
+            self._take(":")
+            yield key
+
+    def skip(self) -> None:
+        """Read a value and forget it; its elements are read one by one."""
+        first = self.next()
+        if first not in ("[", "{"):
+            self.value()
+            return
+        for count, _ in enumerate(self.elements() if first == "[" else self.keys()):
+            self.value()
+            if count > self.LONGEST:
+                raise ValueError("a value in it is too long")
+
+    def _take(self, character: str) -> None:
+        if self.next() != character:
+            raise ValueError(f"{character!r} is missing before {self.text[self.place : self.place + 20]!r}")
+        self.place += 1
+
+
+def read_leaf(files: Files, entry: Entry) -> Examples:
     """Read LEAF's FEMNIST: ``{"users": [...], "user_data": {user: {"x": [[784 numbers in 0..1]], "y": [...]}}}``.
 
     Rows of a file with "test" in its name are test rows. Writers are sorted by name.
     """
-    rows: dict[str, list[tuple[np.ndarray, np.ndarray, bool]]] = {}
-    for name, content in members(paths, lambda name: name.endswith(".json")):
-        with reading(name):
-            for user, own in json.loads(content)["user_data"].items():
-                x, y = np.asarray(own["x"], np.float64).reshape(-1, 784), np.asarray(own["y"], np.int64)
-                if len(x) != len(y) or x.min(initial=0) < 0 or x.max(initial=0) > 1:
-                    raise ValueError(f"the rows of {user} are not 784 numbers in 0..1 with one label each")
-                images = np.rint(255 * x).astype(np.uint8).reshape(-1, 1, 28, 28)
-                rows.setdefault(user, []).append((images, y, "test" in name.rpartition("/")[2]))
-    if not rows:
-        raise UserError(f"{names_of(paths)} holds no .json file: give those that LEAF's preprocess.sh wrote")
+    rows: dict[str, list[tuple[bytearray, list[int], bool]]] = {}
+    count = 0
+    for member in files.members(lambda name: name.endswith(".json")):
+        with reading(member.where):
+            for user, pixels, labels in _leaf_clients(JsonText(member.file), member, entry):
+                rows.setdefault(user, []).append((pixels, labels, "test" in member.last))
+                count += len(labels)
+                entry.admit(count, files)
+    if not count:
+        raise UserError(f"{files} holds no rows in .json files: give those that LEAF's preprocess.sh wrote")
     users = sorted(rows)
-    parts = [(i, *part) for i, user in enumerate(users) for part in sorted(rows[user], key=lambda part: part[2])]
-    held = np.concatenate([np.full(len(y), test) for _, _, y, test in parts])
+    parts = [(i, *part) for i, user in enumerate(users) for part in sorted(rows.pop(user), key=lambda part: part[2])]
+    sizes = [len(labels) for _, _, labels, _ in parts]
+    held = np.repeat([test for *_, test in parts], sizes)
     return Examples(
-        x=np.concatenate([x for _, x, _, _ in parts]),
-        y=np.concatenate([y for _, _, y, _ in parts]),
+        x=np.frombuffer(b"".join(pixels for _, pixels, _, _ in parts), np.uint8).reshape(-1, 1, 28, 28),
+        y=np.array([label for _, _, labels, _ in parts for label in labels], np.int64),
         num_classes=entry.classes,
         official_test=held if held.any() else None,
-        owner=np.concatenate([np.full(len(y), i) for i, _, y, _ in parts]),
+        owner=np.repeat([i for i, *_ in parts], sizes),
         owner_names=tuple(users),
     )
+
+
+def _leaf_clients(text: JsonText, member: Member, entry: Entry) -> Iterator[tuple[str, bytearray, list[int]]]:
+    """Yield name, pixels (n * 784) and labels (n) of each client of a file."""
+    found = False
+    for key in text.keys():  # noqa: SIM118
+        if key != "user_data":
+            text.skip()
+            continue
+        found = True
+        for user in text.keys():  # noqa: SIM118
+            with reading(f"client {quoted(user)} of {member.where}"):
+                pixels, labels = _leaf_rows(text, entry)
+            yield user, pixels, labels
+    if not found or text.next():
+        raise ValueError("it is not one table with user_data")
+
+
+def _leaf_rows(text: JsonText, entry: Entry) -> tuple[bytearray, list[int]]:
+    pixels, labels = bytearray(), []
+    for key in text.keys():  # noqa: SIM118
+        if key == "x":
+            for _ in text.elements():
+                pixels += _leaf_image(text.value())
+                entry.admit(len(pixels) // 784, "a client")
+        elif key == "y":
+            for _ in text.elements():
+                label = text.value()
+                if type(label) not in (int, float) or label != int(label):
+                    raise ValueError(f"the label {str(label)[:20]} is no whole number")
+                if not 0 <= label < entry.classes:
+                    raise ValueError(f"the label {str(label)[:20]} is not in 0..{entry.classes - 1}")
+                labels.append(int(label))
+                entry.admit(len(labels), "a client")
+        else:
+            text.skip()
+    if len(pixels) != 784 * len(labels):
+        raise ValueError(f"it has {len(pixels) // 784} rows and {len(labels)} labels")
+    return pixels, labels
+
+
+def _leaf_image(row: Any) -> bytes:
+    if not isinstance(row, list) or len(row) != 784 or not set(map(type, row)) <= {int, float}:
+        raise ValueError("a row does not have 784 numbers")
+    values = np.array(row, np.float64)
+    if not ((values >= 0) & (values <= 1)).all():  # NaN is neither
+        raise ValueError("a pixel is not in 0..1")
+    return np.rint(255 * values).astype(np.uint8).tobytes()
 
 
 def words_of(tweet: str) -> list[str]:
@@ -58,32 +176,42 @@ def words_of(tweet: str) -> list[str]:
     return _WORD.findall(plain.lower())
 
 
-def read_sent140(paths: Sequence[Path], entry: Entry) -> Examples:
+def read_sent140(files: Files, entry: Entry) -> Examples:
     """Read Sentiment140's training file: polarity (0 or 4), id, date, query, user, text; Latin-1, without a header.
 
     Users with at least 30 tweets are clients, sorted by name, their tweets in the file's order. A row is 25 tokens
     (int32): 0 is padding, 1 an unknown word, the others are numbered by frequency.
     """
-    tweets: dict[str, list[tuple[int, list[str]]]] = {}
-    for name, content in members(paths, lambda name: name.endswith(".csv") and "test" not in name):
-        with reading(name):
-            for line in csv.reader(io.StringIO(content.decode("latin-1"), newline="")):
+    tweets: dict[str, list[tuple[int, array[int]]]] = {}
+    seen: dict[str, int] = {}  # each word's place among all; a tweet is kept as places, which take little memory
+    count = 0
+    for member in files.members(lambda name: name.endswith(".csv") and "test" not in name):
+        with reading(member.where):
+            for line in csv.reader(line.decode("latin-1") for line in member.lines()):
                 if len(line) != 6 or line[0] not in ("0", "4"):
                     raise ValueError("a line does not have the six fields of Sentiment140")
-                tweets.setdefault(line[4], []).append((int(line[0] == "4"), words_of(line[5])))
+                places = array("I", (seen.setdefault(word, len(seen)) for word in words_of(line[5])))
+                tweets.setdefault(line[4], []).append((int(line[0] == "4"), places))
+                count += 1
+                entry.admit(count, files)
     users = sorted(user for user, own in tweets.items() if len(own) >= FEWEST)
     if not users:
-        raise UserError(f"{names_of(paths)} has no user with {FEWEST} tweets: give the training file of Sentiment140")
-    counts = Counter(word for user in users for _, words in tweets[user] for word in words)
-    ordered = sorted(counts, key=lambda word: (-counts[word], word))[: WORDS - 2]
-    number = {word: i + 2 for i, word in enumerate(ordered)}
+        raise UserError(f"{files} has no user with {FEWEST} tweets: give the training file of Sentiment140")
+    counts = np.zeros(len(seen), np.int64)
+    for user in users:
+        for _, places in tweets[user]:
+            np.add.at(counts, places, 1)
+    words = list(seen)
+    ordered = sorted(np.flatnonzero(counts).tolist(), key=lambda i: (-counts[i], words[i]))[: WORDS - 2]
+    number = np.full(len(seen), UNKNOWN, np.int32)
+    number[ordered] = np.arange(2, len(ordered) + 2)
     total = sum(len(tweets[user]) for user in users)
     x, y, owner = np.full((total, TOKENS), PADDING, np.int32), np.empty(total, np.int64), np.empty(total, np.int64)
     row = 0
     for i, user in enumerate(users):
-        for label, words in tweets[user]:
-            tokens = [number.get(word, UNKNOWN) for word in words[:TOKENS]]
-            x[row, : len(tokens)] = tokens
+        for label, places in tweets[user]:
+            x[row, : len(places)] = number[places[:TOKENS]]
             y[row], owner[row] = label, i
             row += 1
-    return Examples(x, y, entry.classes, owner=owner, owner_names=tuple(users), words=("", "?", *ordered))
+    known = ("", "?", *(words[i] for i in ordered))
+    return Examples(x, y, entry.classes, owner=owner, owner_names=tuple(users), words=known)
