@@ -510,7 +510,7 @@ def test_a_process_that_is_killed_is_missed_and_the_rest_ends(driven):
 
 def test_a_signal_to_one_process_stops_both_after_the_same_round(driven):
     root, cases = driven
-    assert cases["signalled"].codes == [130, 130]
+    assert cases["signalled"].codes == [143, 143]
     assert cases["signalled"].said[1] == ""
     assert "stopped after round 3 of 50, all saved" in cases["signalled"].said[0]
     assert len(records_of(root / "signalled")) == 3

@@ -217,7 +217,7 @@ def run(
         if processes.any_of(stopped()) and (last < total or number != wanted[-1]):
             command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
             print(f"stopped after round {last} of {total}, all saved; resume with: {command}", file=sys.stderr)
-            raise typer.Exit(stopped.code)
+            raise typer.Exit(max(code for code, _ in processes.gather(stopped.code, {})))  # the same in every process
         if save_models:
             done.save_models()
         results.append((done, folder))
