@@ -8,7 +8,7 @@ from golden.complex_step import classify, cross_entropy, features, fit, unit
 
 def moon(problem, mu, tau, finetune_epochs=0, twist=""):
     out, w, previous = Outcome(), problem.start, {}
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         parts = []
         for k in cohort:
             x, y, received = problem.x[k], problem.y[k], w
@@ -28,7 +28,7 @@ def moon(problem, mu, tau, finetune_epochs=0, twist=""):
                 both = np.exp(near) + np.exp(far) + (1.0 if twist == "one pair more" else 0.0)
                 return plain - mu * np.mean(np.log(np.exp(near) / both), axis=-1)
 
-            parts.append(fit(problem, loss, w, ALL, problem.epochs, twist))
+            parts.append(fit(now, loss, w, ALL, problem.epochs, twist))
         if twist != "keeps its first model":
             previous |= dict(zip(cohort, parts, strict=True))
         else:
