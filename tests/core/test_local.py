@@ -11,6 +11,7 @@ import pytest
 import torch
 import toy
 from torch import nn
+from torch.func import grad_and_value
 from torch.nn import functional as F
 from toy import BACKENDS, train
 
@@ -634,6 +635,93 @@ def test_a_watch_that_closes_over_a_tensor_is_refused():
     local, anchor = desk(), torch.ones(2)
     with pytest.raises(TypeError, match="the watch closes over the tensor 'anchor'"):
         local.trace(local.task.loss, params(), lambda seen, p, batch: {"s": seen["s"] + anchor}, {"s": anchor})
+
+
+# --- a gradient of the method's own ---------------------------------------------------------------------------
+
+
+def slope_of_loss(p, batch):
+    slope, value = grad_and_value(task().loss)(p, batch)
+    return value, dict(reversed(slope.items()))  # in any order: the names count
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["all of SGD", "all of adam"])
+@pytest.mark.parametrize("keep", [False, True], ids=["fresh", "kept"])
+def test_the_library_steps_along_a_methods_own_gradient(name, keep, backend):
+    """Given the loss's own gradient it is the same training, whatever the optimiser."""
+    training, loss = Training(batch=4, epochs=2, lr=0.05, keep_optimizer=keep, **OPTIMISERS[name]), task().loss
+
+    def by_gradient(local, down):
+        half = local.sgd(None, down["model"], gradient=slope_of_loss)
+        return local.sgd(None, half, gradient=slope_of_loss)
+
+    def by_loss(local, down):
+        return local.sgd(loss, local.sgd(loss, down["model"]))
+
+    own, want = (emit(work, backend, training, down={"model": params()}) for work in (by_gradient, by_loss))
+    assert toy.gap(own.uploads.tree, want.uploads.tree) < 1e-12
+    assert own.logged["loss"] == pytest.approx(want.logged["loss"], abs=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["all of SGD", "all of adam"])
+def test_plain_steps_are_the_rate_times_the_gradient(name, backend):
+    training, bare = Training(batch=4, epochs=2, lr=0.05, **OPTIMISERS[name]), Training(batch=4, epochs=2, lr=0.05)
+
+    def work(local, down):
+        return local.sgd(None, down["model"], gradient=slope_of_loss, plain=True)
+
+    found = emit(work, backend, training, down={"model": params()}).uploads.tree
+    assert toy.gap(found, emit(train_model, backend, bare, down={"model": params()}).uploads.tree) < 1e-12
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_reads_several_batches_and_what_was_seen_before(backend):
+    """Steps of 1 along the number of rows seen so far: 1 + 2 + ... in groups of two batches."""
+    training = Training(batch=4, epochs=2, lr=1.0)
+
+    def gradient(p, batches, seen, by):
+        first, second = batches
+        rows = seen["rows"] + first.mask.sum() + second.mask.sum()
+        return rows * 2.0, {"w": by * rows}, {"rows": rows, "watched": seen["watched"]}
+
+    def watch(seen, p, batches):
+        return {"rows": seen["rows"], "watched": seen["watched"] + p["w"] * len(batches)}
+
+    def work(local, down):
+        zero = torch.zeros((), dtype=torch.float64)
+        start = {"rows": zero, "watched": zero}
+        p, seen = local.trace(None, {"w": zero}, watch, start, down["by"], gradient=gradient, per_step=2)
+        return p | seen
+
+    trained = emit(work, backend, training, down={"by": torch.tensor(0.5, dtype=torch.float64)})
+    for client, n in enumerate(SIZES):
+        in_pass = [min(n, 4)] * (n // min(n, 4)) + ([n % 4] if n > 4 and n % 4 else [])
+        sizes = in_pass * 3  # a last, odd batch is completed from the next pass
+        w = rows = watched = loss = 0.0
+        for t in range(len(in_pass)):
+            rows += sum(sizes[2 * t : 2 * t + 2])
+            w, loss = w - 0.5 * rows, loss + 2.0 * rows * sum(sizes[2 * t : 2 * t + 2])
+            watched += 2 * w
+        up = trained.uploads.tree
+        assert [up[name][client].item() for name in ("w", "rows", "watched")] == [w, rows, watched]
+        assert trained.logged["loss"][client] == pytest.approx(loss / rows)
+
+
+def test_a_gradient_of_the_wrong_form_is_refused():
+    local, anchor = desk(), {n: torch.ones_like(v) for n, v in params().items()}
+    with pytest.raises(TypeError, match="the gradient closes over the tensor 'anchor'"):
+        local.sgd(None, params(), gradient=lambda p, batch: (0.0, anchor))
+    with pytest.raises(TypeError, match=r"a gradient must return \(loss, grads\)"):
+        local.sgd(None, params(), gradient=lambda p, batch: p)
+    with pytest.raises(TypeError, match=r"a gradient must return \(loss, grads, seen\)"):
+        local.trace(None, params(), None, {"s": GLOBAL_TENSOR}, gradient=lambda p, batch, seen: (p, p))
+    with pytest.raises(ValueError, match="different names"):
+        local.sgd(None, params(), gradient=lambda p, batch: (batch.mask.sum(), {"other": p["head.bias"]}))
+    for loss, gradient in ((None, None), (local.task.loss, slope_of_loss)):
+        with pytest.raises(ValueError, match="give a loss, or None and a gradient"):
+            local.sgd(loss, params(), gradient=gradient)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -32,9 +32,10 @@ class PerFedAvg(Algorithm):
     "absolute"``: times |v|, as in the paper; in float32 that drowns in rounding where v is small).
     Epochs count rows read, so there are a half or a third as many steps as in FedAvg. Steps are
     plain: of the optimiser's settings only ``lr``, its schedule and ``weight_decay`` (in the outer
-    step) count. Clients are weighted by their rows (the paper: uniformly). In prediction every
-    client, including an unseen one, takes one step of rate alpha on all its train rows, or
-    ``finetune_epochs`` epochs of such steps on minibatches.
+    step) count; with ``optimizer = "training"`` the outer step is the optimiser's. Clients are
+    weighted by their rows (the paper: uniformly). In prediction every client, including an unseen
+    one, takes one step of rate alpha on all its train rows, or ``finetune_epochs`` epochs of such
+    steps on minibatches.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -49,25 +50,26 @@ class PerFedAvg(Algorithm):
     finetune_epochs: int = knob(
         0, "epochs of adaptation before prediction; 0 = one step on all rows", low=0
     )
+    optimizer: str = knob(
+        "published", "the outer steps: plain, or [training]'s", choices=("published", "training")
+    )
 
     def client_update(self, local, state, down):
         """Take meta-gradient steps, each on fresh batches."""
         loss, alpha, product = local.task.loss, self.alpha, self._hessian_product
-        decay = local.training.weight_decay
+        plain = self.optimizer == "published"
+        decay = local.training.weight_decay if plain else 0.0
 
-        def step(carry, batches, rate):
-            w = carry["model"]
+        def meta_gradient(w, batches):
             adapted = descend(w, grad(loss)(w, batches[0]), alpha)
             v, value = grad_and_value(loss)(adapted, batches[1])
             if len(batches) == 3:
                 v = tree.add(v, product(loss, w, v, batches[2]), -alpha)
-            return {"model": descend(w, v, rate, decay), "loss": carry["loss"] + value}
+            return value, tree.add(v, w, decay)
 
         batches = 2 if self.variant == "first-order" else 3
-        start = {"model": down["model"], "loss": local.lr.new_zeros(())}
-        end = local.scan(step, start, local.lr, per_step=batches)
-        local.log(loss=end["loss"] / local.num_steps(per_step=batches))
-        return state, {"model": end["model"]}
+        how = {"gradient": meta_gradient, "plain": plain, "per_step": batches}
+        return state, {"model": local.sgd(None, down["model"], **how)}
 
     def _hessian_product(self, loss, w, v, batch):
         """Return H v, with H the Hessian of the loss at w."""

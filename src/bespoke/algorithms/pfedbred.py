@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
-from torch.func import grad
+import torch
+from torch.func import grad, grad_and_value
 
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
@@ -31,8 +32,9 @@ class PFedBreD(Algorithm):
     on the first, moves w itself. As in the public code, w moves by lr lambda (s - theta), with the
     identity for the derivative of Phi, and theta starts at w ("lg": at s). The server's mean is
     weighted by rows, its beta is 1. All steps are plain SGD: of ``[training]``'s optimiser only the
-    lr is used, for w. A client that never took part starts both models at the current global one,
-    makes one local round and uploads nothing.
+    lr is used, for w; with ``optimizer = "training"`` w follows lambda (s - theta), plus the meta
+    step's gradient in units of lr, by that optimiser. A client that never took part starts both
+    models at the current global one, makes one local round and uploads nothing.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -44,6 +46,9 @@ class PFedBreD(Algorithm):
     prox_steps: int = knob(5, "steps towards the personal model in each local iteration", low=1)
     prox_lr: float = knob(0.01, "learning rate of these steps", above=0)
     meta_lr: float = knob(0.01, "learning rate of both meta steps", above=0)
+    optimizer: str = knob(
+        "published", "what moves w: plain steps, or [training]'s", choices=("published", "training")
+    )
     private = ("personal", "last")
 
     def client_init(self, task, params, client):
@@ -56,28 +61,31 @@ class PFedBreD(Algorithm):
         return state, {"model": state["last"]}
 
     def _round(self, local, state, w):
-        slope, prior, eta, lam = grad(local.task.loss), self.prior, self.eta, self.lam
+        loss, prior, eta, lam = local.task.loss, self.prior, self.eta, self.lam
+        slope, plain = grad(loss), self.optimizer == "published"
         prox_steps, prox_lr, meta_lr = self.prox_steps, self.prox_lr, self.meta_lr
 
-        def iterate(carry, batches, last, lr):
-            w, batch = carry["w"], batches
+        def envelope(w, batches, seen, last, meta_share):
+            batch, move = batches, tree.zeros_like(w)
             if prior == "mh":
                 first, batch = batches
-                ahead = tree.add(w, slope(w, first), -meta_lr)
-                w = tree.add(w, slope(ahead, batch), -meta_lr)
-            away = slope(w, batch) if prior == "lg" else tree.sub(last, carry["theta"])
+                move = slope(tree.add(w, slope(w, first), -meta_lr), batch)
+                w = tree.add(w, move, -meta_lr)
+            away = slope(w, batch) if prior == "lg" else tree.sub(last, seen["personal"])
             mean = tree.add(w, away, -eta)
             theta = mean if prior == "lg" else w
             for _ in range(prox_steps):
-                pull = tree.add(slope(theta, batch), tree.sub(theta, mean), lam)
-                theta = tree.add(theta, pull, -prox_lr)
-            return {"w": tree.add(w, tree.sub(mean, theta), -lr * lam), "theta": theta}
+                gradient, value = grad_and_value(loss)(theta, batch)
+                theta = tree.add(theta, tree.add(gradient, tree.sub(theta, mean), lam), -prox_lr)
+            gradient = tree.map(lambda s, t, m: lam * (s - t) + meta_share * m, mean, theta, move)
+            return value, gradient, {"personal": theta}
 
-        start = {"w": w, "theta": state["personal"]}
-        end = local.scan(
-            iterate, start, state["last"], local.lr, per_step=2 if prior == "mh" else 1
-        )
-        return {"personal": end["theta"], "last": end["w"]}
+        # The published meta step has its own rate; the optimiser's rate and schedule move both.
+        rate = local.lr.clamp(min=1e-8) if plain else torch.full_like(local.lr, local.training.lr)
+        how = {"gradient": envelope, "plain": plain, "per_step": 2 if prior == "mh" else 1}
+        start, consts = {"personal": state["personal"]}, (state["last"], meta_lr / rate)
+        w, seen = local.trace(None, w, None, start, *consts, **how)
+        return {"personal": seen["personal"], "last": w}
 
     def adapt(self, local, state, down):
         """Run a local round; the first starts both models at the current global one."""

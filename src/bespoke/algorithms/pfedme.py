@@ -30,10 +30,11 @@ class PFedMe(Algorithm):
     For each minibatch theta takes K steps on it towards the envelope's minimum, then w_i moves to
     theta by the share eta lambda, which should stay below 1. Both steps are plain gradient steps:
     of the optimiser's settings only ``lr``, its schedule (for both rates) and ``weight_decay`` (on
-    theta alone) count. theta starts a round at w, and each minibatch where the last one left it
-    (``inner_start = "w"``: at w_i; the paper does not say). Only drawn clients compute, not all;
-    they are weighted by their rows (the paper: uniformly). A client that never took part works
-    through one round from w and sends nothing.
+    theta alone) count. With ``optimizer = "training"`` w_i follows lambda (w_i - theta), the
+    envelope's gradient, by the optimiser of ``[training]``, decay included. theta starts a round at
+    w, and each minibatch where the last one left it (``inner_start = "w"``: at w_i; the paper does
+    not say). Only drawn clients compute, not all; they are weighted by their rows (the paper:
+    uniformly). A client that never took part works through one round from w and sends nothing.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -46,6 +47,11 @@ class PFedMe(Algorithm):
         above=0,
     )
     inner_start: str = knob("theta", "where the steps on a minibatch start", choices=("theta", "w"))
+    optimizer: str = knob(
+        "published",
+        "what moves w_i: plain steps, or [training]'s",
+        choices=("published", "training"),
+    )
     private = ("personal",)
 
     def client_init(self, task, params, client):
@@ -55,22 +61,22 @@ class PFedMe(Algorithm):
     def client_update(self, local, state, down):
         """Move, per minibatch, theta towards its proximal point, then w_i towards theta."""
         lam, inner_steps, afresh = self.lam, self.inner_steps, self.inner_start == "w"
-        loss, decay = near(local.task.loss, lam), local.training.weight_decay
+        loss, plain = near(local.task.loss, lam), self.optimizer == "published"
+        decay = local.training.weight_decay if plain else 0.0
 
-        def step(carry, batch, rate, inner_rate):
-            w = carry["model"]
-            theta = w if afresh else carry["personal"]
+        def envelope(w, batch, seen, inner_rate):
+            theta = w if afresh else seen["personal"]
             for _ in range(inner_steps):
                 slope, value = grad_and_value(loss)(theta, batch, w)
                 theta = descend(theta, slope, inner_rate, decay)
-            w = tree.map(lambda w, theta: w - rate * lam * (w - theta), w, theta)
-            return {"model": w, "personal": theta, "loss": carry["loss"] + value}
+            gradient = tree.map(lambda w, theta: lam * (w - theta), w, theta)
+            return value, gradient, {"personal": theta}
 
-        w, zero = down["model"], local.lr.new_zeros(())
-        inner_rate = local.lr * (self.inner_lr / local.training.lr)
-        end = local.scan(step, {"model": w, "personal": w, "loss": zero}, local.lr, inner_rate)
-        local.log(loss=end["loss"] / local.num_steps())
-        return {"personal": end["personal"]}, {"model": end["model"]}
+        w, inner_rate = down["model"], local.lr * (self.inner_lr / local.training.lr)
+        w, state = local.trace(
+            None, w, None, {"personal": w}, inner_rate, gradient=envelope, plain=plain
+        )
+        return state, {"model": w}
 
     def aggregate(self, task, server, uploads, key):
         """Move from w to the clients' mean, by the share beta."""

@@ -16,6 +16,7 @@ from bespoke.core.tree import Tree
 
 Step = Callable[..., Tree]  # carry = step(carry, batch, *consts), a pure function
 Loss = Callable[..., Tensor]  # 0-d = loss(params, batch, *consts), a pure function
+Gradient = Callable[..., tuple[Any, ...]]  # (0-d loss, grads like params) = gradient(params, batch, *consts), as pure
 Watch = Callable[[Tree, Tree, Batch], Tree]  # seen = watch(seen, params, batch), a pure function
 Rate = float | tuple[float, float]
 Rates = Rate | dict[str, Rate]
@@ -47,7 +48,9 @@ def per_pass(n: Any, batch: int, drop: bool) -> Any:
 class Descent(NamedTuple):
     """What to minimise, and from where."""
 
-    loss: Loss
+    loss: Loss | None  # to differentiate,
+    gradient: Gradient | None  # or the method's own gradient
+    training: Training  # the optimiser's settings
     params: Tree
     watch: Watch | None
     seen: Tree
@@ -191,47 +194,77 @@ class Local:
 
     def sgd(
         self,
-        loss: Loss,
+        loss: Loss | None,
         params: Tree,
         *consts: Any,
+        gradient: Gradient | None = None,
+        plain: bool = False,
         epochs: int | None = None,
         steps: int | None = None,
         lr: Rates | None = None,
         limit: Tensor | None = None,
+        per_step: int = 1,
         tag: int = 0,
     ) -> Tree:
         """Minimise ``loss(params, batch, *consts) -> 0-d`` over minibatches with the configured optimiser.
 
+        With ``loss = None`` the method gives the gradient: ``gradient(params, batch, *consts) -> (loss 0-d, grads)``,
+        with grads like params; the library gives the update. ``plain`` takes bare steps of the rate along it instead,
+        without momentum, Adam, clipping and weight decay. ``per_step = k`` passes a tuple of k batches.
         ``lr`` replaces the base learning rate, for all parameters or by top-level name; the schedule still applies,
         and a pair gives the rates at its start and end. `personalize` is no part of the schedule: whatever the
         round, it trains at the base rate, or at a pair's first. ``limit`` (0-d) may end this client earlier.
         The optimiser starts fresh in each call unless ``keep_optimizer`` is set; then its moments stay on
         the client, by tag. The mean loss over the rows seen is logged.
         """
-        return self.trace(loss, params, None, {}, *consts, epochs=epochs, steps=steps, lr=lr, limit=limit, tag=tag)[0]
+        return self.trace(
+            loss,
+            params,
+            None,
+            {},
+            *consts,
+            gradient=gradient,
+            plain=plain,
+            epochs=epochs,
+            steps=steps,
+            lr=lr,
+            limit=limit,
+            per_step=per_step,
+            tag=tag,
+        )[0]
 
     def trace(
         self,
-        loss: Loss,
+        loss: Loss | None,
         params: Tree,
         watch: Watch | None,
         seen: Tree,
         *consts: Any,
+        gradient: Gradient | None = None,
+        plain: bool = False,
         epochs: int | None = None,
         steps: int | None = None,
         lr: Rates | None = None,
         limit: Tensor | None = None,
+        per_step: int = 1,
         tag: int = 0,
     ) -> tuple[Tree, Tree]:
         """Run :meth:`sgd`, and return the last iterate and what ``watch`` made of all iterates.
 
-        After each step ``seen = watch(seen, params, batch)``, a pure function like the loss.
+        After every step ``seen = watch(seen, params, batch)``, a pure function like the loss. A ``gradient`` takes
+        part, if anything is seen: ``gradient(params, batch, seen, *consts) -> (loss 0-d, grads, seen)``; then ``watch``
+        may be None.
         """
+        if (loss is None) == (gradient is None):
+            raise ValueError("give a loss, or None and a gradient")
         if not params:
             return params, seen
-        slot, length, rates = str(tag), self._length(epochs, steps, limit), self._rates(params, lr)
+        slot, length, rates = str(tag), self._length(epochs, steps, limit, per_step), self._rates(params, lr)
+        bare: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
+        training = replace(self.training, **bare) if plain else self.training
         moments = self._moments.get(slot, {})
-        done = self._strategy.descend(self, Descent(loss, params, watch, seen, consts, rates, moments, length, tag))
+        descent = Descent(loss, gradient, training, params, watch, seen, consts, rates, moments, length, tag)
+        done = self._strategy.descend(self, descent)
         if self.training.keep_optimizer:
             self._moments = {**self._moments, slot: done.moments}
         self.log(**{f"loss_{tag}" if tag else "loss": done.loss})
