@@ -1528,7 +1528,9 @@ def main() -> int:
     # Each job has a process of its own, forked from one that has imported what takes long and is no part of the copy.
     os.environ["OMP_NUM_THREADS"] = "1"
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["torch", "torch.func", "numpy", "scipy.optimize", "scipy.special", "pytest"])
+    processes.set_forkserver_preload(
+        ["torch", "torch.func", "sympy", "numpy", "scipy.optimize", "scipy.special", "pytest"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         for name in ("src", "tests", "experiments"):
