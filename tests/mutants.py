@@ -8,6 +8,7 @@ comparison run on the copy. The table says which test caught the mutant, or MISS
 """
 
 import argparse
+import compileall
 import contextlib
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -1462,36 +1464,42 @@ of(
 # --- running them ---------------------------------------------------------------------------------------------
 
 
-def first_failure(method: str) -> str:
-    """Run a method's golden comparisons and its own tests up to the first failure, which is named."""
+def first_failure(method: str, only: Collection[str]) -> str:
+    """Run what test files say of a method, or ``only`` these tests of it, to the first failure, which is named."""
     import golden_runs
     import pytest
 
     class Selected:
         failed = ""
 
+        @staticmethod
+        def name(nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            return f"{Path(file).name}::{test}"
+
         def pytest_collection_modifyitems(self, items: list) -> None:
-            """Keep the comparisons of this method; those with twisted equations say nothing of the library."""
+            """Keep what is about this method; comparisons with twisted equations say nothing of the library."""
             for item in list(items):
-                if item.path.name == "test_golden.py":
-                    given = item.callspec.params if hasattr(item, "callspec") else {}
-                    if golden_runs.FILE.get(given.get("case")) != method or "twist" in given:
-                        items.remove(item)
+                given = item.callspec.params if hasattr(item, "callspec") else {}
+                other = golden_runs.FILE.get(given.get("case", given.get("name"))) != method
+                elsewhere = item.path.name != own.name and (other or "twist" in given)
+                if elsewhere or (only and self.name(item.nodeid) not in only):
+                    items.remove(item)
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed and not self.failed:
-                file, _, test = report.nodeid.partition("::")
-                self.failed = f"{Path(file).name}::{test}"
+                self.failed = self.name(report.nodeid)
 
     tests = Path(golden_runs.__file__).parent / "algorithms"
     own = tests / f"test_{method}.py"
-    selected, files = Selected(), [tests / "test_golden.py", *([own] if own.exists() else [])]
+    shared = [tests / "test_golden.py", tests / "test_adaptation.py"]
+    selected, files = Selected(), [*shared, *([own] if own.exists() else [])]
     options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow"]
     status = pytest.main([*options, *map(str, files)], plugins=[selected])
     return selected.failed or ("" if status == 0 else f"BROKEN: pytest says {status!r}")
 
 
-def outcome(base: Path, method: str, mutant: Mutant | None) -> str:
+def outcome(base: Path, method: str, mutant: Mutant | None, only: Collection[str] = ()) -> str:
     """Return the test that fails in a copy of the sources, "" if none does, or "BROKEN ..." where they do not run."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         copy = Path(folder)
@@ -1500,13 +1508,14 @@ def outcome(base: Path, method: str, mutant: Mutant | None) -> str:
         if mutant:
             mutant.apply(copy)
         os.chdir(base)
+        sys.dont_write_bytecode = False  # pytest keeps what it makes of the tests beside them, for the next mutant
         sys.path[:0] = [str(copy / "src"), str(base / "tests")]
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             import bespoke
 
             assert Path(bespoke.__file__).is_relative_to(copy)
             try:
-                return first_failure(method)
+                return first_failure(method, only)
             finally:
                 os.chdir(ROOT)
 
@@ -1522,9 +1531,7 @@ def main() -> int:
     if troubles or args.list:
         print(*(troubles or (f"{m.method}: {m.means}" for m in chosen)), sep="\n")
         return 2 if troubles else 0
-    jobs: list[tuple[str, Mutant | None]] = [(method, None) for method in dict.fromkeys(m.method for m in chosen)]
-    jobs += [(m.method, m) for m in chosen]
-    start, caught, broken = time.monotonic(), 0, []
+    start, caught = time.monotonic(), dict[Mutant, str]()
     # Each job has a process of its own, forked from one that has imported what takes long and is no part of the copy.
     os.environ["OMP_NUM_THREADS"] = "1"
     processes = multiprocessing.get_context("forkserver")
@@ -1536,18 +1543,19 @@ def main() -> int:
         for name in ("src", "tests", "experiments"):
             shutil.copytree(ROOT / name, base / name)
         shutil.copy(ROOT / "pyproject.toml", base)
+        compileall.compile_dir(base, quiet=2)
         with ProcessPoolExecutor(args.jobs, processes, max_tasks_per_child=1) as pool:
-            found = [pool.submit(outcome, base, *job) for job in jobs]
-            for (method, mutant), future in zip(jobs, found, strict=True):
-                test = future.result()
-                if test.startswith("BROKEN") or (test and not mutant):
-                    broken.append(f"{method}: {mutant.means if mutant else 'unchanged'}: {test}")
-                elif mutant:
-                    caught += bool(test)
-                    print(f"{method:10}  {mutant.means:52}  {test or 'MISSED'}", flush=True)
-    print(*broken, sep="\n", end="\n" * bool(broken))
-    print(f"caught {caught} of {len(chosen)} ({caught / len(chosen):.1%}) in {time.monotonic() - start:.0f} s")
-    return 2 if broken else int(caught < ENOUGH * len(chosen))
+            for m, future in [(m, pool.submit(outcome, base, m.method, m)) for m in chosen]:
+                caught |= {m: future.result()} if future.result() else {}
+                print(f"{m.method:10}  {m.means:52}  {caught.get(m, 'MISSED')}", flush=True)
+            # A test that fails without any mutant has caught nothing.
+            by_method = {m.method: {test for other, test in caught.items() if other.method == m.method} for m in caught}
+            unchanged = {k: pool.submit(outcome, base, k, None, tests) for k, tests in by_method.items()}
+            broken = [f"{k}, unchanged: {future.result()}" for k, future in unchanged.items() if future.result()]
+            broken += [f"{m.method}, {m.means}: {test}" for m, test in caught.items() if test.startswith("BROKEN")]
+    share = len(caught) / len(chosen)
+    print(*broken, f"caught {len(caught)} of {len(chosen)} ({share:.1%}) in {time.monotonic() - start:.0f} s", sep="\n")
+    return 2 if broken else int(share < ENOUGH)
 
 
 if __name__ == "__main__":

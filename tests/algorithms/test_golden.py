@@ -15,7 +15,7 @@ from bespoke.algorithms import ALGORITHMS, method_class
 
 # One case of each method, and where a rate of its own takes part. FedPCE's case has a schedule and Adam already.
 FURTHER = [case for case in ALGORITHMS if case != "fedpce"]
-FURTHER += ["apfl/adaptive", "fedavg_ft/rate", "fedbabu/head", "fedrod/refit"]
+FURTHER += ["fedep/strong", "apfl/adaptive", "fedavg_ft/rate", "fedbabu/head", "fedrod/refit"]
 
 # --- the comparison -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from golden.common import Case, Outcome, combine, finetuned, gradient, mistakes, own_slope, path
+from golden.common import CROSSED, Case, Outcome, combine, finetuned, gradient, mistakes, own_slope, path
 
 
 def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetune_epochs=0, twist=""):
@@ -65,6 +65,7 @@ def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetu
 FIELDS = {"precision": 0.3, "server_lr": 0.8}
 CASES = {
     "fedep": Case(FIELDS),
+    "fedep/strong": Case(FIELDS | {"precision": 3.0}, CROSSED),  # the pull is at its bound
     "fedep/sep": Case(FIELDS | {"variant": "sep"}),
     "fedep_ft": Case(FIELDS | {"finetune_epochs": 5}),
 }

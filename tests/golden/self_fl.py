@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from golden.common import ALL, Case, Outcome, descend, logits, mean, mistakes, own_slope, vector
+from golden.common import ALL, CROSSED, Case, Outcome, descend, logits, mean, mistakes, own_slope, vector
 
 COHORTS = [[0, 1, 2], [0, 1], [1, 2, 0], [0], [2, 1, 0], [1, 0]]  # client 3 never takes part, and client 4 is new
 
@@ -116,6 +116,10 @@ CASES = {
     "self_fl/steps alone": case(own_start=False, own_weight=False),
     "self_fl/weights alone": case(own_start=False, steps_rule="fixed"),
     "self_fl/warm": case(warm_rounds=2),
+    # Client 3 comes when the others have a variance, of which it weighs the median; it takes more steps than they may.
+    "self_fl/late": Case(
+        {"max_steps": 4, "default_steps": 6}, CROSSED, lr=0.1, cohorts=[[0, 1, 2], [2, 1, 0], [0, 3, 1]], tolerance=1e-8
+    ),
 }
 
 VARIANTS = ("momentum",)
