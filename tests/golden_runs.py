@@ -364,6 +364,7 @@ def differences(case, variant, backend, batches="full", twist=""):
             continue
         for client, shown in enumerate(want.views[r]):
             note("views", toy.gap(ran.views[r][client], shown))
+            assert list(ran.views[r][client]) == list(shown)  # the first is the headline
             for view, logits in shown.items():
                 row, y = next(evaluated), given.y_test[client]
                 group = "new" if client >= given.population else ("train" if client in want.states[r] else "unseen")

@@ -1492,7 +1492,7 @@ def first_failure(method: str, only: Collection[str]) -> str:
 
     tests = Path(golden_runs.__file__).parent / "algorithms"
     own = tests / f"test_{method}.py"
-    shared = [tests / "test_golden.py", tests / "test_adaptation.py"]
+    shared = [tests / f"test_{name}.py" for name in ("golden", "adaptation", "passes")]
     selected, files = Selected(), [*shared, *([own] if own.exists() else [])]
     options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not slow"]
     status = pytest.main([*options, *map(str, files)], plugins=[selected])
@@ -1523,10 +1523,10 @@ def outcome(base: Path, method: str, mutant: Mutant | None, only: Collection[str
 def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    asked.add_argument("--only", nargs="*", help="methods, by the names of their files (default: all)")
+    asked.add_argument("--only", nargs="*", help="how mutants begin in the list: fedpac, or fedpa: (default: all)")
     asked.add_argument("--list", action="store_true", help="list the mutants and stop")
     args = asked.parse_args()
-    chosen = [m for m in MUTANTS if not args.only or m.method in args.only]
+    chosen = [m for m in MUTANTS if f"{m.method}: {m.means}".startswith(tuple(args.only or ("",)))]
     troubles = [trouble for m in chosen if (trouble := m.trouble())]
     if troubles or args.list:
         print(*(troubles or (f"{m.method}: {m.means}" for m in chosen)), sep="\n")

@@ -42,7 +42,7 @@ def test_a_client_that_never_took_part_gets_a_model_that_fits_it(made):
 def test_further_rounds_of_adaptation_go_on(name):
     method, settings = ALGORITHMS[name](), training("plain")
     losses = [own_loss(method, settings, seed=LATE_CLASS, adapt_rounds=rounds) for rounds in (0, 1, 2)]
-    assert losses[0] > losses[1] > losses[2], losses
+    assert losses[1] < 0.8 * losses[0] and losses[2] < 0.8 * losses[1], losses
 
 
 @pytest.mark.parametrize("name", ["apfl", "ditto", "fedper", "lg_fedavg", "local", "pfedbred", "pfedvmp"])

@@ -241,9 +241,10 @@ def path(problem, slope, p):
     return iterates
 
 
-def finetuned(problem, w, epochs):
+def finetuned(problem, w, epochs, part="all"):
     """Everyone's view after so many epochs on its own rows."""
-    return predictions(problem, [train(problem, k, w, epochs) if epochs else w for k in range(len(problem.x))])
+    trained = HEAD if part == "head" else ALL
+    return predictions(problem, [train(problem, k, w, epochs, trained) if epochs else w for k in range(len(problem.x))])
 
 
 def mean(problem, clients, parts, twist=""):

@@ -67,7 +67,7 @@ CASES = {
     "fedep": Case(FIELDS),
     "fedep/strong": Case(FIELDS | {"precision": 3.0}, CROSSED),  # the pull is at its bound
     "fedep/sep": Case(FIELDS | {"variant": "sep"}),
-    "fedep_ft": Case(FIELDS | {"finetune_epochs": 5}),
+    "fedep_ft": Case(FIELDS | {"finetune_epochs": 5, "warm_rounds": 2}),
 }
 
 MISTAKES = [
