@@ -101,13 +101,13 @@ of(
     ),
     (
         "every class has its own mean in prediction",
-        'down["body"], shared, self.few_rows)',
-        'down["body"], shared, 0)',
+        'down["body"], stats, self.few_rows)',
+        'down["body"], stats, 0)',
     ),
     (
         "predicts with shared statistics",
-        "head = gaussian.lda_head(stats,",
-        "head = gaussian.lda_head(shared,",
+        'if self.at_test == "mixed":',
+        'if self.at_test == "received":',
     ),
     (
         "without betas the shared statistics alone",
@@ -270,12 +270,12 @@ of(
     ),
     (
         "adaptation starts over",
-        'local.round == 1, down["model"], state["theta"]\n',
-        'local.round >= 1, down["model"], state["theta"]\n',
+        'start = tree.where(local.round == 1, down["model"], state["theta"])',
+        'start = down["model"]',
     ),
     (
         "an unseen client starts at the first model",
-        'start = tree.where(\n            local.round == 1, down["model"], state["theta"]\n        )',
+        'start = tree.where(local.round == 1, down["model"], state["theta"])',
         'start = state["theta"]',
     ),
     (
@@ -861,6 +861,11 @@ of(
 of(
     "fedpac",
     (
+        "mixing the other way",
+        'if self.mixing == "solved":\n',
+        'if self.mixing == "none":\n',
+    ),
+    (
         "no pull",
         "plain + lam * prototypes.pull",
         "plain + 0.0 * prototypes.pull",
@@ -897,8 +902,8 @@ of(
     ),
     (
         "small weights stay",
-        ".flatten(start_dim=1), self.smallest)",
-        ".flatten(start_dim=1), 0.0)",
+        'simplex.mixtures(up["variance"], vectors, self.smallest)',
+        'simplex.mixtures(up["variance"], vectors, 0.0)',
     ),
     (
         "owners count alike",
@@ -1391,8 +1396,8 @@ of(
     ),
     (
         "steps of the optimiser by default",
-        'self.optimizer == "published"',
-        'self.optimizer != "published"',
+        'lam), self.optimizer == "published"',
+        'lam), self.optimizer != "published"',
     ),
 )
 

@@ -1,16 +1,22 @@
 """FedPAC: whose heads are mixed, and what a client is sent."""
 
+import pytest
 import torch
+import toy
+from golden_runs import SWITCHED, one_round
 from toy import CLASSES, HIDDEN, start, task
 
 from bespoke.algorithms.fedpac import FedPAC
+from bespoke.contract import CHECKS, Subject
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Uploads
+from bespoke.core.settings import Training
+from bespoke.maths import simplex
 
 
-def test_fedpac_recovers_a_copied_client():
-    """Equal statistics and strangers far away: the two copies mix their heads half and half, and nobody else's."""
-    method, draw = FedPAC(), torch.Generator().manual_seed(0)
+def sent_by_four():
+    """Uploads whose statistics and heads are all different."""
+    draw = torch.Generator().manual_seed(0)
     names = {name: leaf.shape for name, leaf in task().head(start()).items()}
     up = {
         "body": tree.map(lambda p: p.expand(4, *p.shape), task().body(start())),
@@ -20,9 +26,39 @@ def test_fedpac_recovers_a_copied_client():
         "moment": 9.0 * torch.randn(4, CLASSES, HIDDEN, dtype=torch.float64, generator=draw),
         "variance": torch.full((4,), 0.01, dtype=torch.float64),
     }
+    return up, torch.tensor([3.0, 5.0, 7.0, 9.0], dtype=torch.float64), torch.tensor([1, 2, 4, 5])
+
+
+def test_without_mixing_everyone_gets_its_own_head_back(monkeypatch):
+    """No programme is solved, and the statistics for it are neither sent nor counted."""
+    monkeypatch.setattr(simplex, "mixtures", None)
+    method, (up, weights, who) = FedPAC(mixing="none"), sent_by_four()
+    up = {name: up[name] for name in up if name not in ("moment", "variance")}
+    server = method.server_init(task(), start(), 6, rng.key(0))
+    new = method.aggregate(task(), server, Uploads(up, weights, who), rng.key(0))["heads"]
+    for name, heads in new.items():
+        assert torch.equal(heads[who], up["head"][name])
+        assert torch.equal(heads[0], start()[name]) and torch.equal(heads[3], start()[name])
+    monkeypatch.undo()
+    ran = {mixing: one_round(FedPAC(mixing=mixing), Training(), "loop")[0] for mixing in ("solved", "none")}
+    sent, all_sent = (ran[mixing].uploads.tree for mixing in ("none", "solved"))
+    assert all_sent.keys() - sent.keys() == {"moment", "variance"}
+    assert all(toy.same_bits(all_sent[name], sent[name]) for name in ("body", "head"))
+    present = (sent["rows"] > 0).sum(dim=1).tolist()
+    for more, less, classes in zip(*(ran[m].logged["bytes_up"] for m in ran), present, strict=True):
+        assert more - less == 4 * (HIDDEN * classes + 1)
+
+
+@pytest.mark.parametrize("check", SWITCHED)
+def test_the_contract_holds_without_mixing_too(check):
+    CHECKS[check](Subject(FedPAC(mixing="none")))
+
+
+def test_fedpac_recovers_a_copied_client():
+    """Equal statistics and strangers far away: the two copies mix their heads half and half, and nobody else's."""
+    method, (up, weights, who) = FedPAC(), sent_by_four()
     up["moment"][2] = up["moment"][0]
     server = method.server_init(task(), start(), 6, rng.key(0))
-    who, weights = torch.tensor([1, 2, 4, 5]), torch.tensor([3.0, 5.0, 7.0, 9.0], dtype=torch.float64)
     new = method.aggregate(task(), server, Uploads(up, weights, who), rng.key(0))
     for name, heads in new["heads"].items():
         sent = up["head"][name]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from awkward_runs import PRECISIONS, everything_finite, healthy_gap
 from golden_runs import library, one_round, training
-from toy import BACKENDS, same_bits, start, task, train
+from toy import BACKENDS, CLASSES, POPULATION, gap, same_bits, start, task, train
 
 from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.contract import CHECKS, Subject
@@ -113,7 +113,26 @@ def test_the_first_state():
     assert first["mean"].min() >= 0.0 and first["mean"].max() < 1.0 and first["mean"].std() > 0.2
 
 
-SWITCHES = [{"betas": "none"}, {"ridge": 1e-4, "folds": 3}, {"repair": True, "few_rows": 0}]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_as_received_are_not_mixed_a_second_time(backend):
+    """Evaluated on what it sent itself, a client predicts with the estimates of its last round."""
+    method = PFedFDA(at_test="received")
+    trained, _, fed = one_round(method, training("plain"), backend)
+    for client in range(POPULATION):
+        up = tree.map(lambda leaf, k=client: leaf[k : k + 1], trained.uploads.tree)
+        personal = fed.clients.personal(1, [client], {}, up)[0]
+        sent = tree.map(lambda leaf: leaf[0], up)
+        counts = torch.bincount(fed.clients.pool.y[fed.clients.pool.train.client(client)], minlength=CLASSES)
+        prior = counts.double() / counts.sum() + method.smooth
+        head = gaussian.lda_head(gaussian.received(task(), sent), (prior / prior.sum()).log(), method.shrink)
+        assert gap({"w": personal["weight"], "b": personal["bias"]}, {"w": head.weight, "b": head.bias}) < 1e-10
+        assert same_bits(personal["body"], sent["body"])
+    alone = one_round(PFedFDA(betas="none"), training("plain"), backend)[2]
+    received, own = (each.clients.personal(1, [1], *each.down(each.start(), [1]))[0] for each in (fed, alone))
+    assert gap({"w": received["weight"]}, {"w": own["weight"]}) > 1e-2
+
+
+SWITCHES = [{"at_test": "received"}, {"betas": "none"}, {"ridge": 1e-4, "folds": 3}, {"repair": True, "few_rows": 0}]
 
 
 @pytest.mark.parametrize("fields", SWITCHES, ids=str)

@@ -1,6 +1,9 @@
 """pFedGP: predictions that neither padding nor order change, clients of one class, and clients of many rows."""
 
+import functools
+
 import numpy as np
+import pytest
 import torch
 import toy
 from golden_runs import federation, training
@@ -9,6 +12,7 @@ from toy import CLASSES, gap, same_bits, start, task
 from bespoke.algorithms.pfedgp import PFedGP
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Uploads
+from bespoke.core.task import Task
 from bespoke.maths import gp
 
 
@@ -98,3 +102,18 @@ def test_a_large_client_predicts_with_some_of_its_rows():
     assert personal["z"].shape == (12, 5) and personal["omega"].shape == (1, CLASSES - 1, 12)
     new, truth = blobs(12, seed=4)
     assert (predicted(method, personal, new).argmax(dim=1).numpy() == truth).all()
+
+
+@pytest.mark.parametrize("backend", toy.BACKENDS)
+@pytest.mark.parametrize("inference", ["mean_field", "gibbs"])
+def test_a_federation_of_one_class_trains_and_predicts_it(backend, inference):
+    """There is no node to learn at: the body stays, and the one class has probability one."""
+    made = Task(functools.partial(toy.Net, classes=1), "head", 1, dtype=torch.float64)
+    x, y = toy.data().x, torch.zeros_like(toy.data().y)
+    data = toy.data_of(x, y, [range(5), range(5, 9)], [range(9, 12), range(12, 16)], classes=1)
+    method, first = PFedGP(inference=inference, chains=2), made.init(rng.key(0))
+    fed = federation(method, training("plain"), backend, task=made, start=first, data=data)
+    server = [done.server for done in fed.rounds()][-1]
+    assert same_bits(server["body"], made.body(first)) and not fed.clients.notes
+    personal = fed.clients.personal(1, [0], *fed.down(server, [0]))[0]
+    assert method.predict(made, personal, x[:3]).tolist() == [[0.0]] * 3

@@ -36,6 +36,12 @@ def test_contract_on_cuda(name):
     assert contract.check_method(ALGORITHMS[name](), device="cuda", tolerance=1e-8) == list(contract.CHECKS)
 
 
+@pytest.mark.parametrize("name", ["pfedme", "per_fedavg", "pfedbred"])
+def test_a_methods_own_gradient_under_the_optimiser_on_cuda(name):
+    method = ALGORITHMS[name](optimizer="training")
+    assert contract.check_method(method, device="cuda", tolerance=1e-8) == list(contract.CHECKS)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_cuda_equals_the_cpu(name):
     method = ALGORITHMS[name]()

@@ -56,7 +56,7 @@ class Toy(bespoke.Algorithm):
         spoilt = sum(((me == c).float() for c in self.spoilt), torch.zeros(()))
         bad = sum(((me == c).float() for c in self.bad_state), torch.zeros(()))
         if self.own_bytes:
-            local.log(bytes_up=self.own_bytes + me)
+            local.log(bytes_up=self.own_bytes + me, bytes_down=2 * self.own_bytes + me)
         local.log(mine=me, loss=1.0 + me)
         new = state | {"updates": state["updates"] + 1 + torch.where(bad > 0, float("nan"), 0.0)}
         return new, {"sum": torch.ones(3) + torch.where(spoilt > 0, float("nan"), 0.0)}
@@ -346,11 +346,14 @@ def test_bytes_are_counted_by_what_crosses(dtype):
     assert row["bytes_up"] == M * up  # client 1 has answered too
 
 
-def test_a_client_may_say_how_much_it_sent():
+def test_a_client_may_say_how_much_it_sent_and_received():
     row = ran(Toy(own_bytes=100), rounds=1, rate=1.0).folder.rounds()[0]
     assert row["bytes_up"] == sum(100 + c for c in range(M))
-    assert "bytes_up" not in row["logged"]
-    assert row["bytes_down"] == M * (3 * 4 + 8 + 4)
+    assert row["bytes_down"] == sum(200 + c for c in range(M))
+    assert not {"bytes_up", "bytes_down"} & row["logged"].keys()
+    row = ran(Toy(own_bytes=100, spoilt=(1,)), rounds=1, rate=1.0).folder.rounds()[0]  # what it said is lost with it
+    assert row["bytes_up"] == sum(100 + c for c in range(M) if c != 1) + 3 * 4
+    assert row["bytes_down"] == sum(200 + c for c in range(M) if c != 1) + 3 * 4 + 8 + 4
 
 
 @pytest.mark.parametrize(

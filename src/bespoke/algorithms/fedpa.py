@@ -29,17 +29,18 @@ class FedPA(Algorithm):
     A round's T steps are cut into ``burn_in + samples`` equal windows: with that many epochs this
     is the paper's one sample per epoch. A client with fewer steps draws fewer samples, and with
     fewer than two it has no covariance and sends FedAvg's delta, theta minus the last iterate; so
-    ``samples = 1`` is FedAvg. The delta comes from one L x L solve, which equals the paper's
-    recursion. Nothing is kept on a client: an unseen one is treated like any other, and with
-    ``finetune_epochs`` (FedPA-FT) each trains a copy of the model before prediction.
+    ``samples = 1`` is FedAvg with that optimiser on the server, whose settings are the authors'.
+    The delta comes from one L x L solve, which equals the paper's recursion. Nothing is kept on a
+    client: an unseen one is treated like any other, and with ``finetune_epochs`` (FedPA-FT) each
+    trains a copy of the model before prediction.
     Bytes per client and round: the model up, the model down.
     """
 
     samples: int = knob(4, "posterior samples per round", low=1)
     burn_in: int = knob(1, "windows of local steps before the first sample", low=0)
     rho: float = knob(0.01, "weight of the samples' covariance; 0 = ignored", low=0)
-    server_lr: float = knob(1.0, "the server's learning rate", above=0)
-    server_momentum: float = knob(0.0, "the server's momentum", low=0, high=1)
+    server_lr: float = knob(0.5, "the server's learning rate", above=0)
+    server_momentum: float = knob(0.9, "the server's momentum", low=0, high=1)
     warm_rounds: int = knob(0, "initial rounds of plain FedAvg", low=0)
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
 

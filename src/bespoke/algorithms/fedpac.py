@@ -29,7 +29,8 @@ class FedPAC(Algorithm):
 
     The released code is followed: statistics before training, prototypes after it; no pull until
     global prototypes exist; a class without one is pulled to the client's own; mixing weights up to
-    ``smallest`` become 0. Heads stay on the server: an absent client's is kept, and every client
+    ``smallest`` become 0. With ``mixing = "none"`` every client gets its own head back, and h_i and
+    V_i are not sent. Heads stay on the server: an absent client's is kept, and every client
     starts from the common head. A class that no client in a round has keeps its prototype. A new
     client starts at the mean of the last heads, weighted by rows; like one that was never drawn, it
     fits the head by cross entropy, or the body too (``new_part``).
@@ -40,6 +41,9 @@ class FedPAC(Algorithm):
     lam: float = knob(1.0, "strength of the pull to the prototypes", low=0)
     head_epochs: int = knob(1, "epochs of the head phase", low=1)
     head_lr: float = knob(0.1, "learning rate of the head phase; 0 = the body's", low=0)
+    mixing: str = knob(
+        "solved", "weights of the heads: solved for, or 1 for one's own", choices=("solved", "none")
+    )
     smallest: float = knob(1e-3, "mixing weights up to this become 0", low=0, high=1)
     new_epochs: int = knob(5, "epochs a new client fits its model for", low=0)
     new_part: str = knob("head", "what a new client fits", choices=("head", "all"))
@@ -69,6 +73,7 @@ class FedPAC(Algorithm):
         task, lam, before = local.task, self.lam, local.features(down["body"])
         mine = prototypes.own(before, task.num_classes)
         moment, variance = prototypes.first_moment(before, task.num_classes)
+        about = {"moment": moment, "variance": variance} if self.mixing == "solved" else {}
 
         def fit(head, batch, body):
             return task.loss(body | head, batch)
@@ -85,17 +90,17 @@ class FedPAC(Algorithm):
         known = down["rows"].sum().expand(task.num_classes)
         body = local.sgd(aligned, down["body"], head, target, known)
         up = {"body": body, "head": head, **prototypes.own(local.features(body), task.num_classes)}
-        local.log(
-            bytes_up=tree.nbytes(body | head)
-            + prototypes.nbytes(mine["rows"], task.feature_dim, 2)
-            + 4.0
-        )
-        return state, up | {"moment": moment, "variance": variance}
+        vectors = prototypes.nbytes(mine["rows"], task.feature_dim, 2 if about else 1)
+        local.log(bytes_up=tree.nbytes(body | head) + vectors + (4.0 if about else 0.0))
+        return state, up | about
 
     def aggregate(self, task, server, uploads, key):
         """Average the body and, by class rows, the prototypes; mix a head for each sender."""
         up = uploads.tree
-        mixture = simplex.mixtures(up["variance"], up["moment"].flatten(start_dim=1), self.smallest)
+        mixture = torch.eye(len(uploads.clients), dtype=torch.float64, device=task.device)
+        if self.mixing == "solved":
+            vectors = up["moment"].flatten(start_dim=1)
+            mixture = simplex.mixtures(up["variance"], vectors, self.smallest)
         mixed = tree.map(
             lambda h: torch.tensordot(mixture, h.double(), dims=1).to(h.dtype), up["head"]
         )

@@ -48,6 +48,10 @@ class FedProto(Algorithm):
     private = ("model",)
     needs_classes = True
 
+    @property
+    def ignores(self):
+        return {"weighting": "`average` weighs the owners of a class"}
+
     def server_init(self, task, params, num_clients, key):
         return prototypes.none(task)
 

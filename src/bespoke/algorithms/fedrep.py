@@ -33,6 +33,10 @@ class FedRep(Algorithm):
     body_epochs: int = knob(1, "epochs of the body phase", low=1)
     private = ("head",)
 
+    @property
+    def ignores(self):
+        return dict.fromkeys(("epochs", "steps"), "head_epochs and body_epochs set its phases")
+
     def server_init(self, task, params, num_clients, key):
         """Return the body, which is all the server holds."""
         return {"body": task.body(params)}

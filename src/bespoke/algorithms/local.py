@@ -27,6 +27,10 @@ class LocalOnly(Algorithm):
         """Send nothing."""
         return {}
 
+    @property
+    def ignores(self):
+        return {"weighting": "nothing is averaged"}
+
     def client_init(self, task, params, client):
         """Start at the common initial weights."""
         return {"model": params}

@@ -8,7 +8,7 @@ from torch.func import grad, grad_and_value
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.maths.proximal import descend
+from bespoke.maths.proximal import PLAIN_STEPS, descend
 
 
 @final
@@ -53,6 +53,10 @@ class PerFedAvg(Algorithm):
     optimizer: str = knob(
         "published", "the outer steps: plain, or [training]'s", choices=("published", "training")
     )
+
+    @property
+    def ignores(self):
+        return PLAIN_STEPS if self.optimizer == "published" else {}
 
     def client_update(self, local, state, down):
         """Take meta-gradient steps, each on fresh batches."""

@@ -9,6 +9,7 @@ from torch.func import grad, grad_and_value
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
+from bespoke.maths.proximal import PLAIN_STEPS
 
 
 @final
@@ -50,6 +51,14 @@ class PFedBreD(Algorithm):
         "published", "what moves w: plain steps, or [training]'s", choices=("published", "training")
     )
     private = ("personal", "last")
+
+    @property
+    def ignores(self):
+        return (
+            {**PLAIN_STEPS, "weight_decay": PLAIN_STEPS["clip"]}
+            if self.optimizer == "published"
+            else {}
+        )
 
     def client_init(self, task, params, client):
         """Start both models at the common initial weights."""

@@ -35,7 +35,8 @@ class PFedFDA(Algorithm):
     found by a deterministic search of the exact objective, not by L-BFGS. Prediction uses the
     aggregated body and statistics interpolated anew, so trained, unseen and new clients are treated
     alike and none takes a gradient step; a class with at most ``few_rows`` rows then keeps its
-    global mean.
+    global mean. With ``at_test = "received"`` statistics are used as received; ``[evaluation] when
+    = "local"`` makes them the client's own last ones, as in the paper.
     Bytes per client and round: body, C d means and d(d+1)/2 of the covariance, up and down.
     """
 
@@ -51,6 +52,11 @@ class PFedFDA(Algorithm):
     shrink: float = knob(1e-4, "share of a spherical covariance in the head", above=0, high=1)
     few_rows: int = knob(
         2, "in prediction, classes with at most this many rows keep the global mean", low=0
+    )
+    at_test: str = knob(
+        "mixed",
+        "statistics to predict with: mixed anew, or as received",
+        choices=("mixed", "received"),
     )
     needs_classes = True
 
@@ -75,8 +81,9 @@ class PFedFDA(Algorithm):
 
     def personalize(self, local, state, down):
         """Return the aggregated body and the head of its interpolated statistics."""
-        shared = gaussian.received(local.task, down)
-        stats = self._personal_statistics(local, down["body"], shared, self.few_rows)
+        stats = gaussian.received(local.task, down)
+        if self.at_test == "mixed":
+            stats = self._personal_statistics(local, down["body"], stats, self.few_rows)
         head = gaussian.lda_head(stats, gaussian.log_prior(local, self.smooth), self.shrink)
         return {"body": down["body"], "weight": head.weight, "bias": head.bias}
 

@@ -8,7 +8,7 @@ from torch.func import grad_and_value
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
-from bespoke.maths.proximal import descend, near
+from bespoke.maths.proximal import PLAIN_STEPS, descend, near
 
 
 @final
@@ -53,6 +53,10 @@ class PFedMe(Algorithm):
         choices=("published", "training"),
     )
     private = ("personal",)
+
+    @property
+    def ignores(self):
+        return PLAIN_STEPS if self.optimizer == "published" else {}
 
     def client_init(self, task, params, client):
         """Start the personal model at the common initial weights."""

@@ -53,6 +53,13 @@ class QLSD(Algorithm):
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
     private = ("memory",)
 
+    @property
+    def ignores(self):
+        chain = ("epochs", "steps", "schedule", "keep_optimizer", "weighting")
+        tuning = ("lr", "optimizer", "momentum", "weight_decay", "clip")
+        keys = chain if self.finetune_epochs else chain + tuning
+        return dict.fromkeys(keys, "a round is one step of a Langevin chain of its own")
+
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 2, dtype=torch.float64, device=task.device)
         chain = {

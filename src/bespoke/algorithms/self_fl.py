@@ -47,6 +47,12 @@ class SelfFL(Algorithm):
     warm_rounds: int = knob(0, "initial rounds with equal steps and weights by rows", low=0)
     private = ("history",)
 
+    @property
+    def ignores(self):
+        own = dict.fromkeys(("epochs", "steps"), "it decides each client's number of steps itself")
+        weights = {"weighting": "uncertainty weighs its clients"}
+        return own if self.warm_rounds or not self.own_weight else own | weights
+
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 2, dtype=torch.float64, device=task.device)
         return {
@@ -117,9 +123,8 @@ class SelfFL(Algorithm):
         return {"model": model, "sigma": sigma, "known": known, "sigma0": sigma0, "round": rounds}
 
     def adapt(self, local, state, down):
-        start = tree.where(
-            local.round == 1, down["model"], state["theta"]
-        )  # further passes continue
+        # Further passes continue.
+        start = tree.where(local.round == 1, down["model"], state["theta"])
         return state | {"theta": local.sgd(local.task.loss, start, steps=self.default_steps)}
 
     def personalize(self, local, state, down):

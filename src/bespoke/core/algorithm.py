@@ -53,6 +53,11 @@ class Algorithm:
         """Refuse a hyper-parameter that is out of its range."""
         check(self, type(self).__name__)
 
+    @property
+    def ignores(self) -> dict[str, str]:
+        """Keys of ``[training]`` that change nothing as the fields are set, and why; a run that sets one notes it."""
+        return {}
+
     # --- on the server ------------------------------------------------------------------------------------------
 
     def server_init(self, task: Task, params: Tree, num_clients: int, key: Tensor) -> Tree:

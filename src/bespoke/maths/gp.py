@@ -45,7 +45,7 @@ def class_tree(mean: Tensor, present: Tensor, iterations: int = 10) -> Tensor:
         right = member & ~left
         rows.append(left.to(mean.dtype) - right.to(mean.dtype))
         group = torch.where(right, node + 1, group)
-    return torch.stack(rows)
+    return torch.stack(rows) if rows else mean.new_zeros(0, classes)  # one class: no node
 
 
 def _two_means(mean: Tensor, distance: Tensor, member: Tensor, iterations: int) -> Tensor:

@@ -10,6 +10,10 @@ from bespoke.core.tree import Tree
 
 Loss = Callable[..., Tensor]
 
+# What plain steps ignore of [training], for a method whose knob ``optimizer`` chooses between them and the optimiser.
+_OPTIMISER = ("optimizer", "momentum", "clip", "keep_optimizer")
+PLAIN_STEPS = dict.fromkeys(_OPTIMISER, 'its published steps are plain, [algorithm] optimizer = "training" uses it')
+
 
 def descend(params: Tree, grads: Tree, rate: float | Tensor, decay: float = 0.0) -> Tree:
     """Take one plain gradient step: params - rate (grads + decay params)."""

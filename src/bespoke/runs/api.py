@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
@@ -137,11 +137,22 @@ def _assemble(
         adapt_epochs=evaluation.adapt_epochs,
         states=states,
     )
+    inner.notes += _ignored(experiment)
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
         sharded = ShardedClients(inner)
         federation = replace(federation, clients=sharded, inside=sharded)
     return federation
+
+
+def _ignored(experiment: Experiment) -> list[str]:
+    """Return a note for each key of ``[training]`` that was set and that the method ignores."""
+    given = {f.name: (getattr(experiment.training, f.name), f.default) for f in fields(Training)}
+    return [
+        f"{experiment.algorithm_name} ignores [training] {key} = {given[key][0]!r}: {why}"
+        for key, why in experiment.method.ignores.items()
+        if given[key][0] != given[key][1]
+    ]
 
 
 def _init_key(seed: int) -> Tensor:
@@ -154,6 +165,11 @@ def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
         raise UserError(
             f"the objective {objective.name!r} needs class numbers, and the data has other targets: give whole "
             "numbers 0, 1, ..., or set [objective] name, for example to regression"
+        )
+    if objective.classes and pool.num_classes == 1:
+        raise UserError(
+            "the data has one class: nothing to learn for a classifier; give rows of several classes, or set "
+            "[objective] name, for example to regression"
         )
     if not objective.classes and pool.num_classes:
         pool = replace(pool, y=pool.y.to(torch.get_default_dtype()), num_classes=0)

@@ -116,9 +116,9 @@ def client_lines(federation: Federation, round: int, evaluated: Sequence[Evaluat
 def round_line(round: Round) -> dict[str, Any]:
     """Return the line of rounds.jsonl."""
     trained, uploads, logged = round.trained, round.uploads, dict(round.trained.logged)
-    each = tree.nbytes(uploads.tree, stacked=True)
-    own_count = logged.pop("bytes_up", None)
-    sent = [each] * len(uploads.clients) if own_count is None else [int(b) for b in own_count]
+    up, answered = tree.nbytes(uploads.tree, stacked=True), len(uploads.clients)
+    down = tree.nbytes(round.shared) + tree.nbytes(round.own, stacked=True)
+    sent, received = logged.pop("bytes_up", [up] * answered), logged.pop("bytes_down", [down] * answered)
     place = {c: i for i, c in enumerate(uploads.clients.tolist())}
     losses, weights = logged.get("loss"), uploads.weights.tolist()
     row = {
@@ -126,8 +126,8 @@ def round_line(round: Round) -> dict[str, Any]:
         "cohort": list(round.cohort),
         "refused": {str(c): reason for c, reason in round.refused.items()},
         "train_loss": _weighted_mean(losses, weights) if losses else None,
-        "bytes_down": len(round.cohort) * tree.nbytes(round.shared) + tree.nbytes(round.own),
-        "bytes_up": sum(sent) + each * len(round.refused),
+        "bytes_down": sum(map(int, received)) + down * (len(round.cohort) - answered),
+        "bytes_up": sum(map(int, sent)) + up * len(round.refused),
         "padding_waste": trained.padding_waste,
         "host_breaks": trained.host_breaks,
         "logged": {

@@ -42,26 +42,27 @@ def gaussian(rng: np.random.Generator, rows: int, dim: int, num_classes: int, sp
 
 
 def synthetic_hierarchy(rng: np.random.Generator, clients: int) -> Examples:
-    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 1; one class."""
+    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 1; for regression."""
     return two_level_gaussian(rng, clients or 20, 1.0)
 
 
 def synthetic_homogeneous(rng: np.random.Generator, clients: int) -> Examples:
-    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 0.001; one class."""
+    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 0.001; for regression."""
     return two_level_gaussian(rng, clients or 20, 0.001)
 
 
 def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -> Examples:
-    """Draw, for client m, a mean theta_m ~ N(0, between) and N_m ~ U{20..200} observations x ~ N(theta_m, 1): (N, 1).
+    """Draw, for client m, a mean theta_m ~ N(0, between) and N_m ~ U{20..200} observations y ~ N(theta_m, 1): (N,).
 
-    So the mean of a client's observations is N(theta_m, 1 / N_m), the model's second level. All labels are 0.
+    So the mean of a client's observations is N(theta_m, 1 / N_m), the model's second level. The input x (N, 1) is 0: a
+    linear model's output is its bias, which a squared loss makes the estimate of theta_m.
     """
     sizes = rng.integers(20, 201, clients)
     means = np.sqrt(between) * rng.standard_normal(clients)
     owner = np.repeat(np.arange(clients), sizes)
-    x = (means[owner] + rng.standard_normal(len(owner))).astype(np.float32)[:, None]
+    y = (means[owner] + rng.standard_normal(len(owner))).astype(np.float32)
     names = tuple(str(i) for i in range(clients))
-    return Examples(x, np.zeros(len(owner), np.int64), 1, owner=owner, owner_names=names)
+    return Examples(np.zeros((len(y), 1), np.float32), y, 0, owner=owner, owner_names=names)
 
 
 def files(rng: np.random.Generator, path: str, num_classes: int, test: float) -> Examples:
