@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -1483,13 +1484,19 @@ def first_failure(method: str, only: Collection[str]) -> str:
             return f"{Path(file).name}::{test}"
 
         def pytest_collection_modifyitems(self, items: list) -> None:
-            """Keep what is about this method; comparisons with twisted equations say nothing of the library."""
-            for item in list(items):
+            """Keep what is about this method: one run of each case first, then the others.
+
+            Comparisons with twisted equations say nothing of the library.
+            """
+            ranks, runs = {}, Counter()
+            for item in items:
                 given = item.callspec.params if hasattr(item, "callspec") else {}
-                other = golden_runs.FILE.get(given.get("case", given.get("name"))) != method
-                elsewhere = item.path.name != own.name and (other or "twist" in given)
-                if elsewhere or (only and self.name(item.nodeid) not in only):
-                    items.remove(item)
+                case = given.get("case", given.get("name"))
+                elsewhere = item.path.name != own.name and (golden_runs.FILE.get(case) != method or "twist" in given)
+                if not elsewhere and (not only or self.name(item.nodeid) in only):
+                    ranks[item] = runs[item.function, case]
+                    runs[item.function, case] += 1
+            items[:] = sorted(ranks, key=ranks.get)
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed and not self.failed:
