@@ -54,18 +54,6 @@ def test_mean_field_and_gibbs_agree():
     assert outs[0].max() - outs[0].min() > 0.3
 
 
-def test_every_chain_draws_for_itself_and_all_predict():
-    x, y = blobs(12, labels=(0, 1))
-    method = PFedGP(inference="gibbs", chains=2)
-    personal = gp_client(x + np.random.default_rng(2).normal(size=x.shape), y, method)
-    one, two = (personal | {"omega": personal["omega"][i : i + 1]} for i in (0, 1))
-    assert (one["omega"] - two["omega"]).abs().max() > 1e-3
-    new = blobs(9, seed=1, labels=(0, 1))[0] + 1.0
-    both, first, second = (predicted(method, p, new).exp() for p in (personal, one, two))
-    assert (both - 0.5 * (first + second)).abs().max() < 1e-9
-    assert (first - second).abs().max() > 1e-4
-
-
 def test_neither_the_order_of_the_rows_nor_padding_changes_a_prediction():
     x, y = blobs(20)
     x = x + np.random.default_rng(2).normal(size=x.shape)
