@@ -64,6 +64,8 @@ def method_of(case):
 VARIANTS = {
     "plain": {"lr": 0.4, "weighting": "samples"},
     "momentum": {"lr": 0.2, "momentum": 0.8, "weight_decay": 0.05, "weighting": "uniform"},
+    "cosine": {"lr": 0.4, "schedule": "cosine", "lr_final": 0.03},
+    "adam": {"lr": 0.05, "optimizer": "adam", "beta1": 0.8, "beta2": 0.95, "weight_decay": 0.05},
 }
 SMALL = {"batch": 2, "last_batch": "drop"}  # minibatches of two rows, all of that size
 NETS = {
@@ -115,7 +117,9 @@ def problem(variant, cohorts=(), **changes):
         "lr": settings["lr"],
         "momentum": settings.get("momentum", 0.0),
         "decay": settings.get("weight_decay", 0.0),
-        "weighting": settings["weighting"],
+        "weighting": settings.get("weighting", "samples"),
+        "adam": (settings["beta1"], settings["beta2"]) if "optimizer" in settings else None,
+        "lr_final": settings.get("lr_final"),
     }
     return Problem(**given | changes)
 
@@ -321,7 +325,8 @@ def problem_of(case, variant):
     drawn = [
         rng.cohort(root, r, toy.POPULATION, settings.rate, settings.sampling) for r in range(1, settings.rounds + 1)
     ]
-    return problem(variant, given.cohorts or drawn, start=start(given.net), epochs=settings.epochs, lr=settings.lr)
+    changes = {"start": start(given.net), "epochs": settings.epochs, "lr": settings.lr}
+    return problem(variant, given.cohorts or drawn, **changes)
 
 
 @functools.cache
@@ -359,6 +364,7 @@ def differences(case, variant, backend, batches="full", twist=""):
             continue
         for client, shown in enumerate(want.views[r]):
             note("views", toy.gap(ran.views[r][client], shown))
+            assert list(ran.views[r][client]) == list(shown)  # the first is the headline
             for view, logits in shown.items():
                 row, y = next(evaluated), given.y_test[client]
                 group = "new" if client >= given.population else ("train" if client in want.states[r] else "unseen")

@@ -13,6 +13,10 @@ from scipy.optimize import approx_fprime
 
 from bespoke.algorithms import ALGORITHMS, method_class
 
+# One case of each method, and where a rate of its own takes part. FedPCE's case has a schedule and Adam already.
+FURTHER = [case for case in ALGORITHMS if case != "fedpce"]
+FURTHER += ["fedep/strong", "apfl/adaptive", "fedavg_ft/rate", "fedbabu/head", "fedrod/refit"]
+
 # --- the comparison -------------------------------------------------------------------------------------------
 
 
@@ -20,6 +24,15 @@ from bespoke.algorithms import ALGORITHMS, method_class
     ("case", "variant", "backend"), [grouped(name, *run) for name, case in CASES.items() for run in case.runs]
 )
 def test_the_library_follows_the_equations(case, variant, backend):
+    found = differences(case, variant, backend)
+    assert max(found.values()) < CASES[case].tolerance, found
+
+
+@pytest.mark.parametrize(
+    ("case", "variant", "backend"),
+    [grouped(case, *run) for case in FURTHER for run in (("cosine", "loop"), ("adam", "batched"))],
+)
+def test_the_library_follows_the_equations_under_a_schedule_and_with_adam(case, variant, backend):
     found = differences(case, variant, backend)
     assert max(found.values()) < CASES[case].tolerance, found
 

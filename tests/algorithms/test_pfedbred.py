@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import toy
+from golden.minibatch import gradient, step
 from golden.pfedbred import FIELDS, pfedme
-from golden_runs import library, one_round, problem, run, training
+from golden_runs import SMALL, library, one_round, problem, recorded, run, training
 from toy import BACKENDS, CLASSES, POPULATION, gap, same_bits
 
 from bespoke.algorithms.pfedbred import PFedBreD
@@ -35,6 +36,21 @@ def test_the_personal_model_is_the_proximal_point_of_its_prior(prior):
         found = states[k]["personal"]["head.bias"].numpy()
         assert np.abs(found - (h * z + 3.0 * s) / (h + 3.0)).max() < 1e-10
         assert np.abs(found - w).max() > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_meta_step_looks_ahead_on_one_batch_and_learns_on_the_next(backend):
+    """Without a tie w moves by the meta step alone, and theta descends on the second batch."""
+    method = PFedBreD(prior="mh", eta=0.0, lam=0.0, prox_steps=1, prox_lr=0.2, meta_lr=0.3)
+    trained, states, _ = one_round(method, training("plain", **SMALL), backend)
+    for k, (x, y) in enumerate(zip(problem("plain").x[:POPULATION], problem("plain").y, strict=False)):
+        w, rows = toy.arrays()[2], recorded(2)[1, k]
+        for first, second in zip(rows[::2], rows[1::2], strict=True):
+            ahead = step(w, gradient(w, x[first], y[first]), 0.3)
+            w = step(w, gradient(ahead, x[second], y[second]), 0.3)
+            theta = step(w, gradient(w, x[second], y[second]), 0.2)
+        assert gap({n: leaf[k] for n, leaf in trained.uploads.tree["model"].items()}, w) < 1e-12
+        assert gap(states[k]["personal"], theta) < 1e-12
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -55,6 +55,17 @@ def test_repair_is_idle_with_a_ridge():
     assert all(torch.equal(plain[name], repaired[name]) for name in plain)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_is_the_clients_own_covariance_that_is_repaired(backend, monkeypatch):
+    monkeypatch.setattr(gaussian, "repair", lambda cov: 3.0 * cov)
+    sent = {}
+    for repair in (False, True):
+        trained, *_ = one_round(PFedFDA(repair=repair, betas="none"), training("plain"), backend)
+        sent[repair] = trained.uploads.tree["cov"]
+    assert (sent[True] - 3.0 * sent[False]).abs().max() < 1e-12
+    assert sent[False].abs().max() > 0.1
+
+
 def test_a_covariance_without_a_ridge_is_refused():
     with pytest.raises(UserError, match="ridge must be greater than 0"):
         PFedFDA(ridge=0.0)

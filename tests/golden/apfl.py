@@ -46,13 +46,13 @@ def apfl_round(problem, k, lists, w, v, a, adaptive, how, twist):
 
 def apfl(problem, batches, alpha=0.5, adaptive=False, mix="params", twist=""):
     out, own, w = Outcome(), {}, problem.start
-    for round, cohort in enumerate(problem.cohorts, 1):
+    for round, (now, cohort) in enumerate(problem.rounds(), 1):
         parts = []
         for k in cohort:
             v, a = own.get(k, (problem.start, alpha))
             v = w if twist == "v starts at the received model" else v
             a = alpha if twist == "alpha not kept" else a
-            new, v, a = apfl_round(problem, k, batches(round, k, 1), w, v, a, adaptive, mix, twist)
+            new, v, a = apfl_round(now, k, batches(round, k, 1), w, v, a, adaptive, mix, twist)
             own[k] = v, a
             parts.append(v if twist == "sends the own model" else new)
         w, views = mean(problem, cohort, parts, twist), []

@@ -12,7 +12,7 @@ The file of a method, named as its file in ``bespoke/algorithms``, holds
 * ``MISTAKES``: a ``twist`` replaces one term by a plausible mistake, and the comparison must notice.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,6 +91,15 @@ class Problem:
     momentum: float = 0.0
     decay: float = 0.0
     weighting: str = "samples"
+    adam: tuple[float, float] | None = None  # its two rates, instead of momentum
+    lr_final: float | None = None  # of a cosine over the rounds
+
+    def rounds(self):
+        """Each round's problem, at its own learning rate, and its cohort; all but training runs at the first rate."""
+        for done, cohort in enumerate(self.cohorts):
+            last = self.lr if self.lr_final is None else self.lr_final
+            cosine = np.cos(np.pi * done / len(self.cohorts))
+            yield replace(self, lr=last + (self.lr - last) * (1.0 + cosine) / 2.0), cohort
 
 
 @dataclass
@@ -172,18 +181,35 @@ def vector(p):
 
 
 def descend(problem, slope, p, steps, trained=ALL, velocity=None, twist=""):
-    """``steps`` of SGD: g = slope(p) + decay p; v = momentum v + g; p = p - lr v for the leaves ``trained``.
+    """``steps`` of the optimiser along slope(p), for the leaves ``trained``.
 
-    ``velocity`` is v before the first step, by default zero, and is updated in place.
+    ``velocity`` is what it remembers before the first step, by default nothing, and is updated in place.
     """
     velocity = {} if velocity is None else velocity
-    momentum = 0.0 if twist == "no momentum" else problem.momentum
-    decay = 0.0 if twist == "no weight decay" else problem.decay
+    problem = replace(problem, momentum=0.0) if twist == "no momentum" else problem
+    problem = replace(problem, decay=0.0) if twist == "no weight decay" else problem
     for _ in range(steps - (twist == "one step less")):
-        for name, g in slope(p).items():
-            velocity[name] = momentum * velocity.get(name, 0.0) + g + decay * p[name]
-        p = p | {name: p[name] - problem.lr * velocity[name] for name in trained}
+        along = directions(problem, p, slope(p), velocity)
+        p = p | {name: p[name] - problem.lr * along[name] for name in trained}
     return p
+
+
+def directions(problem, p, g, velocity):
+    """What a step of SGD or Adam subtracts, over lr; ``velocity`` is updated in place.
+
+    With g = slope + decay p, SGD: v = momentum v + g. Adam: m = b1 m + (1 - b1) g, s = b2 s + (1 - b2) g^2, each over
+    1 - b^t in step t, and m / (sqrt(s) + 1e-8).
+    """
+    along = {}
+    for name, slope in g.items():
+        slope = slope + problem.decay * p[name]
+        if problem.adam:
+            (b1, b2), (t, m, s) = problem.adam, velocity.get(name, (0, 0.0, 0.0))
+            t, m, s = velocity[name] = t + 1, b1 * m + (1.0 - b1) * slope, b2 * s + (1.0 - b2) * slope**2
+            along[name] = m / (1.0 - b1**t) / (np.sqrt(s / (1.0 - b2**t)) + 1e-8)
+        else:
+            along[name] = velocity[name] = problem.momentum * velocity.get(name, 0.0) + slope
+    return along
 
 
 def own_slope(problem, client):
@@ -215,9 +241,10 @@ def path(problem, slope, p):
     return iterates
 
 
-def finetuned(problem, w, epochs):
+def finetuned(problem, w, epochs, part="all"):
     """Everyone's view after so many epochs on its own rows."""
-    return predictions(problem, [train(problem, k, w, epochs) if epochs else w for k in range(len(problem.x))])
+    trained = HEAD if part == "head" else ALL
+    return predictions(problem, [train(problem, k, w, epochs, trained) if epochs else w for k in range(len(problem.x))])
 
 
 def mean(problem, clients, parts, twist=""):
@@ -233,15 +260,15 @@ def mean(problem, clients, parts, twist=""):
 def split(problem, phases, fit, kept, shared, twist=""):
     """Keep one part of the model on the client and average the other.
 
-    ``phases(k, p)`` is a round's local work; ``fit(k, p)`` readies a client that never took part.
+    ``phases(problem, k, p)`` is a round's local work; ``fit(k, p)`` readies a client that never took part.
     """
     out, own, common = Outcome(), {}, some(problem.start, shared)
     first = some(problem.start, kept)
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         parts = []
         for k in cohort:
             mine = first if twist == "own part not kept" else own.get(k, first)
-            p = phases(k, common | mine)
+            p = phases(now, k, common | mine)
             own[k] = some(p, kept)
             parts.append(some(p, shared))
         common = mean(problem, cohort, parts, twist)

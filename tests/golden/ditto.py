@@ -7,10 +7,10 @@ def ditto(problem, lam, personal_epochs=0, twist=""):
     out, own, w = Outcome(), {}, problem.start
     steps = personal_epochs or problem.epochs
     strength = 0.0 if twist == "no tie" else lam
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         received, parts = w, []
         for k in cohort:
-            model = train(problem, k, received, twist=twist)
+            model = train(now, k, received, twist=twist)
             v = received if twist == "personal model starts at the received one" else own.get(k, problem.start)
             anchors = {
                 "tied to its own old model": lambda p, v=v: v,
@@ -18,7 +18,7 @@ def ditto(problem, lam, personal_epochs=0, twist=""):
                 "tied to the first model": lambda p: problem.start,
             }
             anchor = anchors.get(twist, lambda p, received=received: received)
-            own[k] = train_near(problem, k, v, anchor, strength, steps)
+            own[k] = train_near(now, k, v, anchor, strength, steps)
             parts.append(own[k] if twist == "sends the personal model" else model)
         w = mean(problem, cohort, parts, twist)
         personal = []

@@ -10,11 +10,11 @@ def fedavg(problem, finetune_epochs=0, finetune_part="all", finetune_lr=0.0, mu=
     out, w = Outcome(), problem.start
     everyone, seen = range(len(problem.x)), set()
     strength = {"no proximal term": 0.0, "mu instead of mu/2": 2.0 * mu}.get(twist, mu)
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         received = w
         anchors = {"anchored to the first model": lambda p: problem.start, "anchored to itself": lambda p: p}
         anchor = anchors.get(twist, lambda p, received=received: received)
-        parts = [train_near(problem, k, received, anchor, strength, twist=twist) for k in cohort]
+        parts = [train_near(now, k, received, anchor, strength, twist=twist) for k in cohort]
         if twist == "absent clients averaged too":
             absent = [k for k in range(problem.population) if k not in cohort]
             w = mean(problem, cohort + absent, parts + [received] * len(absent))

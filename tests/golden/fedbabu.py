@@ -8,11 +8,11 @@ from golden.minibatch import logits, train
 
 def fedbabu(problem, batches, finetune_epochs=5, finetune_part="all", finetune_lr=0.0, twist=""):
     out, body, head, seen = Outcome(), some(problem.start, BODY), some(problem.start, HEAD), set()
-    for round, cohort in enumerate(problem.cohorts, 1):
+    for round, (now, cohort) in enumerate(problem.rounds(), 1):
         parts = []
         for k in cohort:
             lists = batches(round, k, 1)
-            p = train(problem, k, lists, body | head, ALL if twist == "head trained" else BODY)
+            p = train(now, k, lists, body | head, ALL if twist == "head trained" else BODY)
             parts.append(p)
             if twist == "weight decay of the head":
                 shrunk = (1.0 - problem.lr * problem.decay) ** len(lists)

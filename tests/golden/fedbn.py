@@ -30,12 +30,12 @@ def normed_gradient(p, x, y):
 def fedbn(problem, batches, twist=""):
     out, own, model = Outcome(), {}, some(problem.start, ALL)
     first = some(problem.start, NORM)
-    for round, cohort in enumerate(problem.cohorts, 1):
+    for round, (now, cohort) in enumerate(problem.rounds(), 1):
         parts = []
         for k in cohort:
             mine = first if twist == "norms not kept" else own.get(k, first)
             trained = ALL if twist == "norms stand still" else ALL + NORM
-            p = train(problem, k, batches(round, k, 1), model | mine, trained, normed_gradient)
+            p = train(now, k, batches(round, k, 1), model | mine, trained, normed_gradient)
             own[k] = some(p, NORM)
             parts.append(p)
         total = mean(problem, cohort, parts, twist)

@@ -49,7 +49,7 @@ def fedcp(problem, first, noise, lam, new_head_epochs, twist=""):
         v = head["head.weight"].sum(axis=0)
         return v if twist == "context not normalised" else unit(v)
 
-    for r, cohort in enumerate(problem.cohorts, 1):
+    for r, (now, cohort) in enumerate(problem.rounds(), 1):
         parts, received, last = [], p, shared
         for k in cohort:
             x, y, head = problem.x[k], problem.y[k], own.get(k, some(problem.start, HEAD))
@@ -64,7 +64,7 @@ def fedcp(problem, first, noise, lam, new_head_epochs, twist=""):
                 return cross_entropy(gated(q, q, other, z, v, drawn, twist), y) + lam * tie
 
             trained = {"gate frozen": ALL}.get(twist, ALL + names)
-            q = fit(problem, loss, p | head, trained, problem.epochs, twist)
+            q = fit(now, loss, p | head, trained, problem.epochs, twist)
             own[k] = some(q, HEAD)
             half = 1.0 if twist == "sends its own head" else 0.5
             parts.append(q | {n: half * q[n] + (1.0 - half) * last[n] for n in HEAD})

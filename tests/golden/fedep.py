@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from golden.common import Case, Outcome, combine, finetuned, gradient, mistakes, own_slope, path
+from golden.common import CROSSED, Case, Outcome, combine, finetuned, gradient, mistakes, own_slope, path
 
 
 def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetune_epochs=0, twist=""):
@@ -11,7 +11,7 @@ def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetu
     clients = problem.population
     rows, damping = np.zeros(clients), np.zeros(clients)
     moved, pending = {}, {}  # by client, over n c: what its site gained, and what it gained last, before damping
-    for r, cohort in enumerate(problem.cohorts):
+    for r, (now, cohort) in enumerate(problem.rounds()):
         heard = rows[rows > 0]
         n = heard.mean() * clients if len(heard) else 0.0
         deltas = []
@@ -22,7 +22,7 @@ def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetu
             if twist == "sites forget":
                 site = zero
             if r < warm_rounds:
-                delta = combine(np.subtract, path(problem, own_slope(problem, k), mu)[-1], mu)
+                delta = combine(np.subtract, path(now, own_slope(problem, k), mu)[-1], mu)
                 pending[k] = zero
             else:
                 total = max(n, size)
@@ -35,13 +35,13 @@ def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetu
                 if twist == "cavity is q":
                     eta_c, lambda_c = eta_q, lambda_q
                 over = 1.0 if twist == "sum of the loss, mean of the prior" else size
-                scale = min(1.0, size / (total * c * problem.lr)) / over
+                scale = min(1.0, size / (total * c * now.lr)) / over
 
                 def slope(p, k=k, eta_c=eta_c, lambda_c=lambda_c, scale=scale):
                     g = gradient(p, problem.x[k], problem.y[k])
                     return {name: g[name] + scale * (lambda_c * p[name] - eta_c[name]) for name in g}
 
-                iterates = path(problem, slope, mu)
+                iterates = path(now, slope, mu)
                 ends = iterates[-1:] if twist == "last iterate" else iterates
                 delta = combine(lambda *ps: sum(ps[1:]) / (len(ps) - 1) - ps[0], mu, *ends)
                 pending[k] = delta if variant == "ep" else zero
@@ -65,8 +65,9 @@ def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetu
 FIELDS = {"precision": 0.3, "server_lr": 0.8}
 CASES = {
     "fedep": Case(FIELDS),
+    "fedep/strong": Case(FIELDS | {"precision": 3.0}, CROSSED),  # the pull is at its bound
     "fedep/sep": Case(FIELDS | {"variant": "sep"}),
-    "fedep_ft": Case(FIELDS | {"finetune_epochs": 5}),
+    "fedep_ft": Case(FIELDS | {"finetune_epochs": 5, "warm_rounds": 2}),
 }
 
 MISTAKES = [

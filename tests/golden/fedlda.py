@@ -44,7 +44,7 @@ def fedlda(
         prior = np.zeros(classes) if twist == "no prior" else log_prior(problem.y[k], classes, smooth)
         return lda(mu, cov, prior, shrink)
 
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         shared, ups = (server["mean"], unpack(server["cov"], d)), {}
         for k in cohort:
             x, y = problem.x[k], problem.y[k]
@@ -57,7 +57,7 @@ def fedlda(
                 strength = 0.0 if twist == "no penalty" else lam
                 return body_gradient(p, x, error(z @ weight.T + bias, y) @ weight + strength * pull)
 
-            body = descend(problem, slope, server["body"], problem.epochs, BODY)
+            body = descend(now, slope, server["body"], problem.epochs, BODY)
             z = features(server["body"] if twist == "statistics of the received body" else body, x)
             own = class_means(z, y, np.zeros_like(shared[0]) if twist == "absent class at zero" else shared[0])
             mu = share * shared[0] + (1.0 - share) * own

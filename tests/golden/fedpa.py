@@ -48,10 +48,10 @@ def fedpa(
 ):
     out, theta, seen = Outcome(), problem.start, set()
     velocity = combine(np.zeros_like, theta)
-    for r, cohort in enumerate(problem.cohorts):
+    for r, (now, cohort) in enumerate(problem.rounds()):
         deltas = []
         for k in cohort:
-            iterates = path(problem, own_slope(problem, k), theta)
+            iterates = path(now, own_slope(problem, k), theta)
             steps = len(iterates)
             count = min(samples, steps - burn_in)
             if count < 2 or (r < warm_rounds and twist != "no warm rounds"):

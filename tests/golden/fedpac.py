@@ -48,13 +48,14 @@ def fedpac(problem, lam, head_epochs, head_lr, smallest, new_epochs, new_part="h
     heads = {k: some(problem.start, HEAD) for k in range(population)}
     weight = np.zeros(population)
     prototype, rows = np.zeros((classes, len(body["body.bias"]))), np.zeros(classes)
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         sent = []
         for k in cohort:
             x, y = problem.x[k], problem.y[k]
             z = features(body, x)
             own, count = class_means(z, y, classes)
-            head_problem = problem if twist == "head at the body's rate" else replace(problem, lr=head_lr)
+            rate = head_lr * now.lr / problem.lr
+            head_problem = now if twist == "head at the body's rate" else replace(now, lr=rate)
             fitted = train(head_problem, k, body | heads[k], head_epochs, HEAD)
             head = heads[k] if twist == "body under the old head" else some(fitted, HEAD)
             target = np.where(rows[:, None] > 0, prototype, own)
@@ -68,7 +69,7 @@ def fedpac(problem, lam, head_epochs, head_lr, smallest, new_epochs, new_part="h
                 pull = {"no pull": 0.0, "pull summed over features": pull * z.shape[-1]}.get(twist, pull)
                 return cross_entropy(classify(head, z), y) + lam * pull
 
-            new = some(fit(problem, loss, body, BODY, problem.epochs), BODY)
+            new = some(fit(now, loss, body, BODY, problem.epochs), BODY)
             if twist == "statistics after training":
                 z = features(new, x)
                 own, count = class_means(z, y, classes)

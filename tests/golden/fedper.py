@@ -4,8 +4,8 @@ from golden.common import ALL, BODY, BOTH, HEAD, Case, mistakes, split, train
 
 
 def fedper(problem, new_head_epochs, twist=""):
-    def phases(k, p):
-        return train(problem, k, p, trained=BODY if twist == "head frozen" else ALL, twist=twist)
+    def phases(now, k, p):
+        return train(now, k, p, trained=BODY if twist == "head frozen" else ALL, twist=twist)
 
     def fit(k, p):
         both = twist == "unseen keeps all it trained"

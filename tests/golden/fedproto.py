@@ -13,7 +13,7 @@ def fedproto(problem, lam, pull="rows", average="uniform", twist=""):
     classes, d = problem.start["head.weight"].shape
     prototype, rows = np.zeros((classes, d)), np.zeros(classes)
 
-    def local_pass(k):
+    def local_pass(problem, k):
         x, y = problem.x[k], problem.y[k]
 
         def loss(p, t):
@@ -32,8 +32,8 @@ def fedproto(problem, lam, pull="rows", average="uniform", twist=""):
         start = problem.start if twist == "starts afresh each round" else models.get(k, problem.start)
         return fit(problem, loss, start, ALL, problem.epochs, twist)
 
-    for cohort in problem.cohorts:
-        trained, sent = {k: local_pass(k) for k in cohort}, []
+    for now, cohort in problem.rounds():
+        trained, sent = {k: local_pass(now, k) for k in cohort}, []
         for k in cohort:
             p = models.get(k, problem.start) if twist == "prototypes before training" else trained[k]
             sent.append(class_means(features(p, problem.x[k]), problem.y[k], classes))
@@ -49,7 +49,7 @@ def fedproto(problem, lam, pull="rows", average="uniform", twist=""):
             if k in models:
                 p = models[k]
             else:
-                p = problem.start if twist == "unseen unfitted" else local_pass(k)
+                p = problem.start if twist == "unseen unfitted" else local_pass(problem, k)
             z = features(p, problem.x_test[k])
             near = -np.sum((z[:, None] - prototype) ** 2, axis=2)
             mine = np.array([c in problem.y[k] or twist == "own classes unheeded" for c in range(classes)])

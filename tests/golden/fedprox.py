@@ -4,13 +4,13 @@ from golden.common import BOTH, Case, mistakes
 from golden.fedavg import fedavg
 
 
-def fedprox(problem, mu, finetune_epochs=0, twist=""):
-    return fedavg(problem, finetune_epochs, mu=mu, twist=twist)
+def fedprox(problem, mu, finetune_epochs=0, finetune_part="all", twist=""):
+    return fedavg(problem, finetune_epochs, finetune_part, mu=mu, twist=twist)
 
 
 CASES = {
     "fedprox": Case({"mu": 0.7}),
-    "fedprox/ft": Case({"mu": 0.7, "finetune_epochs": 2}),
+    "fedprox/ft": Case({"mu": 0.7, "finetune_epochs": 2, "finetune_part": "head"}),
 }
 
 MISTAKES = [

@@ -4,20 +4,20 @@ from golden.common import ALL, BODY, BOTH, HEAD, Case, mistakes, some, split, tr
 
 
 def fedrep(problem, head_epochs, body_epochs, twist=""):
-    def phases(k, p):
+    def phases(now, k, p):
         if twist == "joint":
-            return train(problem, k, p, head_epochs + body_epochs)
+            return train(now, k, p, head_epochs + body_epochs)
         if twist == "body first":
-            return train(problem, k, train(problem, k, p, body_epochs, BODY), head_epochs, HEAD)
+            return train(now, k, train(now, k, p, body_epochs, BODY), head_epochs, HEAD)
         velocity = {}
         trained = ALL if twist == "head phase trains the body" else HEAD
-        fitted = train(problem, k, p, head_epochs, trained, velocity, twist)
+        fitted = train(now, k, p, head_epochs, trained, velocity, twist)
         if twist != "momentum leaks":
             velocity = {}
         if twist == "body under the old head":
-            return train(problem, k, p, body_epochs, BODY, velocity) | some(fitted, HEAD)
+            return train(now, k, p, body_epochs, BODY, velocity) | some(fitted, HEAD)
         trained = ALL if twist == "body phase trains the head" else BODY
-        return train(problem, k, fitted, body_epochs, trained, velocity, twist)
+        return train(now, k, fitted, body_epochs, trained, velocity, twist)
 
     def fit(k, p):
         return train(problem, k, p, head_epochs, HEAD)

@@ -39,7 +39,7 @@ def fedrod(problem, batches, heads="linear", gamma=1.0, head_start="zero", new_h
             head = sgd(problem, head, personal_gradient(p, head, problem.x[k], problem.y[k])[0], speed)
         return head
 
-    for round, cohort in enumerate(problem.cohorts, 1):
+    for round, (now, cohort) in enumerate(problem.rounds(), 1):
         parts = []
         for k in cohort:
             p, head, maps = model, first if twist == "own head not kept" else own.get(k, first), hyper
@@ -54,16 +54,16 @@ def fedrod(problem, batches, heads="linear", gamma=1.0, head_start="zero", new_h
                 if twist == "personal loss reaches the body":
                     reached = some(backward(p | mine, x, e), BODY)
                     g |= {name: g[name] + reached[name] for name in BODY}
-                after = sgd(problem, p, g, speed)
+                after = sgd(now, p, g, speed)
                 if twist == "personal step after the generic one":
                     own_g = personal_gradient(after, mine, x, y)[0]
                 if twist == "personal head learns alone":
                     own_g = head_gradient(features(p, x), error(classify(mine, features(p, x)), y))
                 if heads == "linear":
-                    head = sgd(problem, head, own_g, head_speed)
+                    head = sgd(now, head, own_g, head_speed)
                 else:
                     outer = {name: own_g[name][..., None] * shares(k) for name in HEAD}
-                    maps = sgd(problem, maps, outer, hyper_speed)
+                    maps = sgd(now, maps, outer, hyper_speed)
                 p = after
             own[k] = head
             parts.append(p | {f"hyper/{name}": leaf for name, leaf in maps.items()})

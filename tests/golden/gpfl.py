@@ -44,7 +44,7 @@ def gpfl(problem, first, lam, decay, new_head_epochs, magnitude="batch", context
         lagged = (context == "lagged") != (twist == "contexts of the other time")
         return trained.get(k, np.zeros_like(e)) if lagged else e
 
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         parts, anchor = [], p["embedding"]
         for k in cohort:
             x, y = problem.x[k], problem.y[k]
@@ -64,7 +64,7 @@ def gpfl(problem, first, lam, decay, new_head_epochs, magnitude="batch", context
                 ridge = 0.0 if twist == "no decay" else ridge
                 return cross_entropy(classify(q, valve(q, z, own, twist)), y) + guide + lam * size + ridge
 
-            q = fit(problem, loss, p | heads.get(k, some(problem.start, HEAD)), (*ALL, *added), problem.epochs, twist)
+            q = fit(now, loss, p | heads.get(k, some(problem.start, HEAD)), (*ALL, *added), problem.epochs, twist)
             heads[k], trained[k] = some(q, HEAD), q["embedding"]
             parts.append(some(q, (*BODY, *added)))
         p = mean(problem, cohort, parts, twist)

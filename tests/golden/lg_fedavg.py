@@ -4,8 +4,8 @@ from golden.common import ALL, BODY, BOTH, HEAD, Case, mistakes, split, train
 
 
 def lg_fedavg(problem, twist=""):
-    def phases(k, p):
-        return train(problem, k, p, trained=HEAD if twist == "body frozen" else ALL, twist=twist)
+    def phases(now, k, p):
+        return train(now, k, p, trained=HEAD if twist == "body frozen" else ALL, twist=twist)
 
     def fit(k, p):
         return train(problem, k, p, trained=HEAD if twist == "body frozen" else ALL)

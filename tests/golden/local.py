@@ -6,10 +6,10 @@ from golden.common import BOTH, Case, Outcome, mistakes, predictions, train
 def local(problem, twist=""):
     """Every client for itself, in the rounds it is drawn for; one that never was makes one pass first."""
     out, models = Outcome(), {}
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         for k in cohort:
             start = problem.start if twist == "starts afresh each round" else models.get(k, problem.start)
-            models[k] = train(problem, k, start, twist=twist)
+            models[k] = train(now, k, start, twist=twist)
         personal = []
         for k in range(len(problem.x)):
             if k in models:

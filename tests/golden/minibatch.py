@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from golden.common import features, some
+from golden.common import directions, features, some
 
 
 def classify(p, z):
@@ -55,9 +55,7 @@ def step(p, g, rate):
 
 def sgd(problem, p, g, velocity):
     """One step of the configured optimiser on the leaves in ``g``; ``velocity`` is updated in place."""
-    for name in g:
-        velocity[name] = problem.momentum * velocity.get(name, 0.0) + g[name] + problem.decay * p[name]
-    return step(p, {name: velocity[name] for name in g}, problem.lr)
+    return step(p, directions(problem, p, g, velocity), problem.lr)
 
 
 def train(problem, k, lists, p, trained, slope=gradient, rate=None):

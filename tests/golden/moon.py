@@ -6,9 +6,9 @@ from golden.common import ALL, LATE_CLASS, Case, Outcome, finetuned, mean, mista
 from golden.complex_step import classify, cross_entropy, features, fit, unit
 
 
-def moon(problem, mu, tau, finetune_epochs=0, twist=""):
+def moon(problem, mu, tau, finetune_epochs=0, finetune_part="all", twist=""):
     out, w, previous = Outcome(), problem.start, {}
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         parts = []
         for k in cohort:
             x, y, received = problem.x[k], problem.y[k], w
@@ -28,7 +28,7 @@ def moon(problem, mu, tau, finetune_epochs=0, twist=""):
                 both = np.exp(near) + np.exp(far) + (1.0 if twist == "one pair more" else 0.0)
                 return plain - mu * np.mean(np.log(np.exp(near) / both), axis=-1)
 
-            parts.append(fit(problem, loss, w, ALL, problem.epochs, twist))
+            parts.append(fit(now, loss, w, ALL, problem.epochs, twist))
         if twist != "keeps its first model":
             previous |= dict(zip(cohort, parts, strict=True))
         else:
@@ -37,13 +37,14 @@ def moon(problem, mu, tau, finetune_epochs=0, twist=""):
         if twist == "keeps the average":
             previous |= dict.fromkeys(cohort, w)
         states = {k: {"previous": p, "seen": np.ones(())} for k, p in previous.items()}
-        out.keep({"model": w}, states, finetuned(problem, w, 0 if twist == "no fine-tuning" else finetune_epochs))
+        epochs = 0 if twist == "no fine-tuning" else finetune_epochs
+        out.keep({"model": w}, states, finetuned(problem, w, epochs, finetune_part))
     return out
 
 
 CASES = {
     "moon": Case({"mu": 2.0, "tau": 0.5}, seed=LATE_CLASS),
-    "moon/ft": Case({"mu": 0.7, "tau": 1.3, "finetune_epochs": 2}, seed=LATE_CLASS),
+    "moon/ft": Case({"mu": 0.7, "tau": 1.3, "finetune_epochs": 2, "finetune_part": "head"}, seed=LATE_CLASS),
 }
 
 MISTAKES = [

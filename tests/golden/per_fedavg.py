@@ -39,7 +39,7 @@ def per_fedavg(
         behind = slope(k, back, rows) if back else behind
         return {n: (ahead[n] - behind[n]) / ((1.0 if back else 2.0) * by) for n in p}
 
-    for round, cohort in enumerate(problem.cohorts, 1):
+    for round, (now, cohort) in enumerate(problem.rounds(), 1):
         parts = []
         for k in cohort:
             p, lists = w, batches(round, k, group)
@@ -57,7 +57,7 @@ def per_fedavg(
                     v = {n: v[n] - scale * bend[n] for n in v}
                 base = adapted if twist == "steps from the adapted model" else p
                 decay = 0.0 if twist == "no weight decay" else problem.decay
-                p = step(base, {n: v[n] + decay * p[n] for n in v}, problem.lr)
+                p = step(base, {n: v[n] + decay * p[n] for n in v}, now.lr)
             parts.append(p)
         w = mean(problem, cohort, parts, twist)
         seen |= set(cohort)

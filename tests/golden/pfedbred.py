@@ -13,7 +13,7 @@ def pfedbred(problem, prior, eta, lam, prox_steps, prox_lr, meta_lr, twist=""):
     repetitions = -(-problem.epochs // 2) if prior == "mh" and twist != "one batch each" else problem.epochs
     move = lambda a, b, s: combine(lambda x, y: x + s * y, a, b)  # noqa: E731
 
-    def round_of(k, w, theta, last):
+    def round_of(problem, k, w, theta, last):
         slope = own_slope(problem, k)
         for _ in range(repetitions):
             if prior == "mh" and twist != "no meta step":
@@ -37,13 +37,13 @@ def pfedbred(problem, prior, eta, lam, prox_steps, prox_lr, meta_lr, twist=""):
             w = combine(lambda x, m, t: x - problem.lr * lam * (m - t), w, centre, theta)
         return w, theta
 
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         parts = []
         for k in cohort:
             theta, last = own.get(k, (problem.start, problem.start))
             if twist == "personal model is not kept":
                 theta = last = w
-            sent, theta = round_of(k, w, theta, last)
+            sent, theta = round_of(now, k, w, theta, last)
             own[k] = (theta, sent)
             parts.append(theta if twist == "sends the personal model" else sent)
         w = mean(problem, cohort, parts, twist)
@@ -53,7 +53,7 @@ def pfedbred(problem, prior, eta, lam, prox_steps, prox_lr, meta_lr, twist=""):
                 personal = own[k][0]
             else:
                 base = problem.start if twist == "unseen starts at the first model" else w
-                personal = w if twist == "unseen untrained" else round_of(k, w, base, w)[1]
+                personal = w if twist == "unseen untrained" else round_of(problem, k, w, base, w)[1]
             everyone.append(personal)
         states = {k: {"personal": t, "last": s} for k, (t, s) in own.items()}
         out.keep({"model": w}, states, predictions(problem, everyone))

@@ -135,7 +135,7 @@ def pfedgp(problem, orders, variance=8.0, link="expected_sigmoid", twist=""):
     """``orders[r][k][s]`` (T, rows) orders client k's rows for the split of step s in round r."""
     out, seen = Outcome(), set()
     body, classes = {name: problem.start[name] for name in BODY}, len(problem.start["head.bias"])
-    for r, cohort in enumerate(problem.cohorts):
+    for r, (now, cohort) in enumerate(problem.rounds()):
         parts, learned = [], []
         for k in cohort:
             x, y = problem.x[k], problem.y[k]
@@ -146,7 +146,7 @@ def pfedgp(problem, orders, variance=8.0, link="expected_sigmoid", twist=""):
                 order = next(step)
                 return complex_step(lambda q: gp_loss(q, x, y, nodes, order, variance, link, twist), p, BODY)
 
-            parts.append(descend(problem, slope, body, problem.epochs, BODY))
+            parts.append(descend(now, slope, body, problem.epochs, BODY))
             learned.append(k if nodes or twist == "one class counts" else None)
         able = [(k, part) for k, part in zip(learned, parts, strict=True) if k is not None]
         if able:

@@ -29,12 +29,12 @@ def pfedme_round(problem, k, lists, w, lam, inner_steps, inner_lr, inner_start, 
 
 def pfedme(problem, batches, lam=15.0, inner_steps=5, inner_lr=0.05, beta=1.0, inner_start="theta", twist=""):
     out, own, w = Outcome(), {}, problem.start
-    settings = lam, inner_steps, inner_lr, inner_start
-    for round, cohort in enumerate(problem.cohorts, 1):
-        parts, received = [], w
+    for round, (now, cohort) in enumerate(problem.rounds(), 1):
+        parts, received, inner_now = [], w, inner_lr * now.lr / problem.lr
         for k in cohort:
             old = own.get(k) if twist == "theta lives on" else None
-            new, own[k] = pfedme_round(problem, k, batches(round, k, 1), w, *settings, twist, old)
+            settings = lam, inner_steps, inner_now, inner_start
+            new, own[k] = pfedme_round(now, k, batches(round, k, 1), w, *settings, twist, old)
             own[k] = new if twist == "the personal model is w_i" else own[k]
             parts.append(own[k] if twist == "sends theta" else new)
         w = blend(1.0 if twist == "no beta" else beta, mean(problem, cohort, parts, twist), received)
@@ -43,6 +43,7 @@ def pfedme(problem, batches, lam=15.0, inner_steps=5, inner_lr=0.05, beta=1.0, i
             theta = own.get(k, w)
             if k not in own and twist != "unseen unfitted":
                 start = problem.start if twist == "unseen starts at the first model" else w
+                settings = lam, inner_steps, inner_lr, inner_start
                 theta = pfedme_round(problem, k, batches(None, k, 1), start, *settings, "")[1]
             views.append({"personal": logits(theta, x)})
         out.keep({"model": w}, {k: {"personal": theta} for k, theta in own.items()}, views)

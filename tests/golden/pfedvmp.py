@@ -52,7 +52,7 @@ def pfedvmp(problem, first, xi=50.0, alpha=1.0, cut=1e-4, aggregation="precision
     out, server, heads = Outcome(), first, {}
     classes, d = first["centroid"].shape
     head = some(problem.start, HEAD)
-    for cohort in problem.cohorts:
+    for now, cohort in problem.rounds():
         ups, logged = {}, {}
         for k in cohort:
             x, y = problem.x[k], problem.y[k]
@@ -63,7 +63,7 @@ def pfedvmp(problem, first, xi=50.0, alpha=1.0, cut=1e-4, aggregation="precision
                 g = gradient(p, x, y)
                 return g | {name: g[name] + toward[name] for name in BODY}
 
-            p = descend(problem, slope, server["body"] | heads.get(k, head), problem.epochs)
+            p = descend(now, slope, server["body"] | heads.get(k, head), problem.epochs)
             heads[k] = some(p, HEAD)
             z = features(server["body"] if twist == "statistics of the received body" else p, x)
             count = np.bincount(y, minlength=classes).astype(float)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from golden.common import Case, Outcome, combine, finetuned, gradient, mistakes
+from golden.common import CROSSED, Case, Outcome, combine, finetuned, gradient, mistakes
 
 
 def quantised(v, levels, uniform):
@@ -81,6 +81,7 @@ FIELDS = {"step": 0.4, "levels": 6, "temperature": 0.5, "prior": 0.9}
 CASES = {
     "qlsd": Case(FIELDS),
     "qlsd/mean": Case(FIELDS | {"average_from": 2, "thin": 1, "use_memory": False}),
+    "qlsd/thin": Case(FIELDS | {"average_from": 1, "thin": 2}, CROSSED),
     "qlsd/exact": Case(FIELDS | {"levels": 0}),
     "qlsd_ft": Case(FIELDS | {"finetune_epochs": 5}),
 }

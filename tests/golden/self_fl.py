@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from golden.common import ALL, Case, Outcome, descend, logits, mean, mistakes, own_slope, vector
+from golden.common import ALL, CROSSED, Case, Outcome, descend, logits, mean, mistakes, own_slope, vector
 
 COHORTS = [[0, 1, 2], [0, 1], [1, 2, 0], [0], [2, 1, 0], [1, 0]]  # client 3 never takes part, and client 4 is new
 
@@ -34,7 +34,7 @@ def self_fl(
         least = 1e-12 * (1.0 + last @ last / len(last))
         return max(scatter(past[k]) if past[k] else 0.0, least)
 
-    for round, cohort in enumerate(problem.cohorts, 1):
+    for round, (now, cohort) in enumerate(problem.rounds(), 1):
         warm, ups, logged = round <= warm_rounds, {}, {}
         sigma0, sigma, known = server["sigma0"], server["sigma"], server["known"] > 0
         everyone = [1.0 / (sigma0 + sigma[k]) if known[k] else None for k in range(population)]
@@ -54,17 +54,17 @@ def self_fl(
                     start = {n: g - factor * (theta[k][n] - g) for n, g in start.items()}
                 if steps_rule != "fixed":
                     rows = len(problem.y[k]) if (steps_rule == "mean") != (twist == "other steps rule") else 1
-                    h = problem.lr / (rows * s)
+                    h = now.lr / (rows * s)
                     a = others / (1.0 / s + others)
                     wanted = np.log(a) / np.log(1.0 - h) if a > 0 and h < 1 else (1 if h >= 1 else max_steps)
                     steps = int(np.round(np.clip(wanted, 1, max_steps)))
             before = sigma_of(k)
-            theta[k] = descend(problem, own_slope(problem, k), start, steps)
+            theta[k] = descend(now, own_slope(problem, k), start, steps)
             if not warm or twist == "warm rounds count":
                 past[k] = [*past[k], theta[k]]
-            now = before if twist == "reports the variance from before" else sigma_of(k)
-            ups[k] = {"theta": theta[k], "sigma": np.array(now), "known": np.array(float(len(past[k]) >= 2))}
-            logged[k] = {"steps": steps, "sigma": now}
+            after = before if twist == "reports the variance from before" else sigma_of(k)
+            ups[k] = {"theta": theta[k], "sigma": np.array(after), "known": np.array(float(len(past[k]) >= 2))}
+            logged[k] = {"steps": steps, "sigma": after}
         new0 = np.array(scatter([theta[k] for k in cohort])) if len(cohort) > 1 else sigma0
         sigma, known = sigma.copy(), server["known"].copy()
         for k in cohort:
@@ -116,6 +116,10 @@ CASES = {
     "self_fl/steps alone": case(own_start=False, own_weight=False),
     "self_fl/weights alone": case(own_start=False, steps_rule="fixed"),
     "self_fl/warm": case(warm_rounds=2),
+    # Client 3 comes when the others have a variance, of which it weighs the median; it takes more steps than they may.
+    "self_fl/late": Case(
+        {"max_steps": 4, "default_steps": 6}, CROSSED, lr=0.1, cohorts=[[0, 1, 2], [2, 1, 0], [0, 3, 1]], tolerance=1e-8
+    ),
 }
 
 VARIANTS = ("momentum",)
