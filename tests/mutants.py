@@ -246,13 +246,13 @@ of(
     ),
     (
         "the centre by rows",
-        'centre = tree.mean(up["theta"], torch.ones_like(uploads.weights))',
-        'centre = tree.mean(up["theta"], uploads.weights)',
+        'centre = uploads.mean("theta", torch.ones_like(uploads.weights))',
+        'centre = uploads.mean("theta")',
     ),
     (
         "a single client resets the variance between clients",
-        'server["sigma0"]\n            if active < 2',
-        'torch.zeros_like(server["sigma0"])\n            if active < 2',
+        'scatter / over if active > 1 else server["sigma0"]',
+        'scatter / over if active > 1 else torch.zeros_like(server["sigma0"])',
     ),
     (
         "n - 1 between clients alone",
@@ -533,8 +533,8 @@ of(
     ),
     (
         "the body weighs clients alike",
-        'tree.mean(up["body"], uploads.weights)',
-        'tree.mean(up["body"], torch.ones_like(uploads.weights))',
+        'uploads.mean("body")',
+        'uploads.mean("body", torch.ones_like(uploads.weights))',
     ),
     (
         "the headline is the nearest centroid",
@@ -795,7 +795,7 @@ of(
     ),
     (
         "weighted by rows",
-        "uploads.weights if warm else torch.ones_like(uploads.weights)",
+        "uploads.weights if warm else equal",
         "uploads.weights",
     ),
     (
@@ -854,8 +854,8 @@ of(
     ),
     (
         "weighs clients alike",
-        'tree.mean(uploads.tree["delta"], uploads.weights)',
-        'tree.mean(uploads.tree["delta"], uploads.weights / uploads.weights)',
+        'uploads.mean("delta")',
+        'uploads.mean("delta", uploads.weights / uploads.weights)',
     ),
 )
 
