@@ -142,16 +142,22 @@ def good_accuracy(name: str, seed: int, attack: str, training: dict[str, Any]) -
 
 
 def clean(name: str, seed: int, case: str) -> dict[str, Any]:
-    """Return the largest ratio to the median by top-level name, and whether runs with and without a bound are equal."""
+    """Return the largest ratios to the median by top-level name, and whether runs with and without a bound are equal.
+
+    The bound looks only at uploads that moved further than the norm of what was sent: ``beyond`` has their ratios.
+    """
     torch.set_num_threads(1)
     largest: dict[str, float] = defaultdict(float)
+    beyond: dict[str, float] = defaultdict(float)
     judge = bounds.Bound.judge
 
     def watched(self: bounds.Bound, uploads: Any, shared: Any, own: Any) -> dict[int, str]:
-        found, _ = bounds.sizes(uploads.tree, shared, own)
+        found, floors = bounds.sizes(uploads.tree, shared, own)
         for part, column in found.items():
-            usual = self._usual(part, column)
-            largest[part] = max(largest[part], max(column) / usual if usual else 0.0)
+            usual = self._usual(part, column) or float("inf")
+            over = [size for size, floor in zip(column, floors[part], strict=True) if size > floor]
+            largest[part] = max(largest[part], max(column) / usual)
+            beyond[part] = max(beyond[part], max(over, default=0.0) / usual)
         return judge(self, uploads, shared, own)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +175,7 @@ def clean(name: str, seed: int, case: str) -> dict[str, Any]:
             results.append((tree.flatten(run.server), lines))
     (a, first), (b, second) = results
     equal = first == second and all(torch.equal(a[name], b[name]) for name in a)
-    return {"equal": equal, "largest": dict(largest)}
+    return {"equal": equal, "largest": dict(largest), "beyond": dict(beyond)}
 
 
 def main() -> int:
@@ -221,7 +227,16 @@ def main() -> int:
             parts = dict.fromkeys(part for one in calm.values() for part in one["largest"])
             for part in parts:
                 by_case = {case: one["largest"].get(part, 0.0) for case, one in calm.items()}
-                ratios.append({"method": name, "name": part, "largest": max(by_case.values()), "by case": by_case})
+                beyond = max(one["beyond"].get(part, 0.0) for one in calm.values())
+                ratios.append(
+                    {
+                        "method": name,
+                        "name": part,
+                        "largest": max(by_case.values()),
+                        "beyond": beyond,
+                        "by case": by_case,
+                    }
+                )
                 print(json.dumps(ratios[-1]), flush=True)
             if calm:
                 print(

@@ -126,7 +126,7 @@ class Training:
     weighting: str = knob("samples", "a client's weight in the mean", choices=("samples", "uniform"))
     robust: str = knob("mean", "mean of the uploads", choices=("mean", "median", "trimmed", "clipped"))
     trim: float = knob(0.1, "share left out at either end of a trimmed mean", low=0, high=0.5)
-    bound: float = knob(1000.0, "largest upload relative to the round's median; 0 = no bound", low=0)
+    bound: float = knob(2000.0, "largest upload relative to the round's median; 0 = no bound", low=0)
     skip_empty: bool = knob(False, "leave out clients without training rows instead of refusing them")
 
     def plain(self) -> "Training":
