@@ -152,10 +152,10 @@ def clean(name: str, seed: int, case: str) -> dict[str, Any]:
     judge = bounds.Bound.judge
 
     def watched(self: bounds.Bound, uploads: Any, shared: Any, own: Any) -> dict[int, str]:
-        found, floors = bounds.sizes(uploads.tree, shared, own)
-        for part, column in found.items():
+        for part, column in bounds.sizes(uploads.tree, shared, own).items():
             usual = self._usual(part, column) or float("inf")
-            over = [size for size, floor in zip(column, floors[part], strict=True) if size > floor]
+            sent = bounds.norms_sent(part, uploads.tree, shared, own)
+            over = [size for size, norm in zip(column, sent, strict=True) if size > norm]
             largest[part] = max(largest[part], max(column) / usual)
             beyond[part] = max(beyond[part], max(over, default=0.0) / usual)
         return judge(self, uploads, shared, own)

@@ -181,3 +181,18 @@ def test_bytes_on_the_wire():
     assert tree.nbytes(tree.stack([mixed] * 3), stacked=True) == one
     assert tree.nbytes(tree.stack([mixed] * 3)) == 3 * one
     assert tree.nbytes({}) == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_finite_finds_one_bad_number_anywhere(bad):
+    good = {
+        "a": torch.ones(3),
+        "b": {"c": torch.ones(2, 2, dtype=torch.float64), "n": torch.ones(2, dtype=torch.int64)},
+    }
+    assert tree.finite(good) and tree.finite({}) and tree.finite({"e": torch.empty(0), "n": torch.ones(1).long()})
+    assert tree.finite({"a": torch.full((5,), torch.finfo(torch.float32).max)})
+    for place in ((good["a"], 1), (good["b"]["c"], (1, 0))):
+        old = place[0][place[1]].clone()
+        place[0][place[1]] = bad
+        assert not tree.finite(good)
+        place[0][place[1]] = old

@@ -182,3 +182,11 @@ def test_two_processes_gather_over_nccl(tmp_path):
         [(r["client"], r["metrics"]["accuracy"][0]) for r in RunFolder(tmp_path / name).clients()] for name in runs
     ]
     assert counts[0] == counts[1] and len(counts[0]) == 8
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_bad_number_is_found_on_the_device(bad):
+    leaf = torch.ones(1000, 37, device="cuda")
+    assert tree.finite({"a": {"b": leaf}})
+    leaf[999, 36] = bad
+    assert not tree.finite({"a": {"b": leaf}})

@@ -14,7 +14,7 @@ from bespoke.clients import SequentialClients
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm, Uploads
 from bespoke.runs import api
-from bespoke.runs.bounds import RECENT, Bound, sizes
+from bespoke.runs.bounds import RECENT, Bound, norms_sent, sizes
 
 
 def uploads(values, name="model"):
@@ -36,7 +36,9 @@ def test_sizes_are_distances_to_what_was_sent_or_else_norms():
     up["all"] = {"a": up["all"], "b": torch.from_numpy(draw.normal(size=(4,)))}
     shared = {"all": {"a": torch.ones(2, 3), "b": torch.tensor(2.0)}, "other": torch.ones(7)}
     own = {"each": torch.from_numpy(draw.normal(size=(4, 2, 3)))}
-    found, floors = sizes(up | {"count": torch.tensor([3, 4, 0, 1]), "nothing": {}}, shared, own)
+    up |= {"count": torch.tensor([3, 4, 0, 1]), "nothing": {}}
+    found = sizes(up, shared, own)
+    floors = {name: norms_sent(name, up, shared, own) for name in found}
     flat = np.concatenate([up["all"]["a"].numpy().reshape(4, -1) - 1.0, up["all"]["b"].numpy()[:, None] - 2.0], axis=1)
     np.testing.assert_allclose(found["all"], np.linalg.norm(flat, axis=1), rtol=1e-6)
     np.testing.assert_allclose(floors["all"], np.full(4, np.sqrt(6 + 4)), rtol=1e-6)

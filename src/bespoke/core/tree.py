@@ -211,6 +211,12 @@ def sound(tree: Tree) -> Tensor | None:
     return torch.stack(checks).all() if checks else None
 
 
+def finite(tree: Tree) -> bool:
+    """Return whether all floating leaves are finite, with few launches; this waits for the device."""
+    ends = [end for x in leaves(tree) if x.is_floating_point() and x.numel() for end in torch.aminmax(x)]  # keep a NaN
+    return not ends or bool(torch.stack(ends).isfinite().all())
+
+
 def nbytes(tree: Tree, stacked: bool = False) -> int:
     """Return the bytes on the wire: four per floating number in any precision, an integer's own size.
 

@@ -37,12 +37,15 @@ class Bound:
         """Return why clients are refused; each was sent its rows of ``own`` (leaves (K, ...)) beside ``shared``."""
         clients = uploads.clients.tolist()
         up = {name: part for name, part in uploads.tree.items() if name not in self.unbounded}
-        found, floors = sizes(up, shared, own) if self.factor and clients else ({}, {})
+        found = sizes(up, shared, own) if self.factor and clients else {}
         refused: dict[int, str] = {}
         for name, column in found.items():
             usual = self._usual(name, column)
-            for client, size, floor in zip(clients, column, floors[name], strict=True):
-                if usual > 0.0 and size > max(self.factor * usual, floor):
+            if usual == 0.0 or max(column) <= self.factor * usual:
+                continue
+            # Who moved less than the norm of what was sent did no harm, however little the others moved.
+            for client, size, harmless in zip(clients, column, norms_sent(name, up, shared, own), strict=True):
+                if size > max(self.factor * usual, harmless):
                     why = f"its {name!r} is {size / usual:.3g} times as large as the usual, {usual:.3g}"
                     refused.setdefault(client, f"{why}: beyond [training] bound = {self.factor:g}")
         self._judged = clients, found
@@ -63,28 +66,26 @@ class Bound:
         return statistics.median_low(known) if known else 0.0
 
 
-def sizes(up: Tree, shared: Tree, own: Tree) -> tuple[Sizes, Sizes]:
-    """Return by top-level name the size of each upload (leaves (K, ...)), and the norm of what that client was sent.
-
-    An upload that moved less than that norm is harmless, however little the others moved.
-    """
-    found, floors = [], []
-    for name, part in _named(up):
-        sent = _sent(part, name, shared, own)
-        found.append(tree.norms(tree.sub(part, sent) if sent else part))
-        floors.append(tree.norms(sent).expand_as(found[-1]) if sent else torch.zeros_like(found[-1]))
-    columns = torch.stack(found + floors).tolist() if found else []
-    names = [name for name, _ in _named(up)]
-    return dict(zip(names, columns[: len(names)], strict=True)), dict(zip(names, columns[len(names) :], strict=True))
+def sizes(up: Tree, shared: Tree, own: Tree) -> Sizes:
+    """Return the size of each upload (leaves (K, ...)) by top-level name, as far as the name holds any tensor."""
+    found = {}
+    for name, part in ((name, {name: part}) for name, part in up.items()):
+        if any(True for _ in tree.leaves(part)):
+            sent = _sent(name, up, shared, own)
+            found[name] = tree.norms(tree.sub(part, sent) if sent else part)
+    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True)) if found else {}
 
 
-def _named(up: Tree) -> list[tuple[str, Tree]]:
-    """Return the top-level parts of an upload that hold any tensor, each as a tree."""
-    return [(name, {name: part}) for name, part in up.items() if any(True for _ in tree.leaves({name: part}))]
+def norms_sent(name: str, up: Tree, shared: Tree, own: Tree) -> list[float]:
+    """Return the norm of what each client was sent under a name; 0 if its upload cannot be compared with it."""
+    count = len(next(tree.leaves({name: up[name]})))
+    sent = _sent(name, up, shared, own)
+    return tree.norms(sent).expand(count).tolist() if sent else [0.0] * count
 
 
-def _sent(part: Tree, name: str, shared: Tree, own: Tree) -> Tree:
+def _sent(name: str, up: Tree, shared: Tree, own: Tree) -> Tree:
     """Return what was sent under an upload's name, leaves (K, ...) or (1, ...); empty if it cannot be compared."""
+    part = {name: up[name]}
     if any(not leaf.is_floating_point() for leaf in tree.leaves(part)):
         return {}
     if name in own and tree.fits(part, tree.map(lambda x: x[0], {name: own[name]})):

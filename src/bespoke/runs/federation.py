@@ -157,7 +157,7 @@ class Federation:
         uploads = trained.uploads._replace(sent=shared, robust=self.training.robust, trim=self.training.trim)
         with self._named(number):
             new = self._state(self.algorithm.aggregate(self.task, server, uploads, key), "aggregate")
-        if tree.sound(new) in (None, True):
+        if tree.finite(new):
             return new, trained
         why = "with the uploads of this round, the server's state would hold NaN or inf"
         return server, without(trained, dict.fromkeys(clients, why))
