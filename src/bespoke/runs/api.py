@@ -107,6 +107,20 @@ def pick_device(device: str) -> torch.device:
     return picked
 
 
+def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> None:
+    """Refuse a method, a model and data that do not fit each other."""
+    if experiment.method.needs_classes and not task.objective.classes:
+        free = ", ".join(name for name in ALGORITHMS if not method_class(name).needs_classes)
+        raise UserError(
+            f"{experiment.algorithm_name} needs classes, which the objective {task.objective.name!r} does not have: "
+            f"use one of {free}"
+        )
+    check_tokens(task.constants(), pool.x)
+    rows = pool.train.client(0)[:4]
+    targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
+    task.check(ready(pool, task, pool.x[rows]), targets)
+
+
 def _assemble(
     experiment: Experiment,
     pool: FederatedData,
@@ -117,20 +131,10 @@ def _assemble(
 ) -> Federation:
     if states not in KINDS:
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
-    method, objective = experiment.method, task.objective
-    if method.needs_classes and not objective.classes:
-        free = ", ".join(name for name in ALGORITHMS if not method_class(name).needs_classes)
-        raise UserError(
-            f"{experiment.algorithm_name} needs classes, which the objective {objective.name!r} does not have: "
-            f"use one of {free}"
-        )
-    rows = pool.train.client(0)[:4]
-    targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
-    check_tokens(task.constants(), pool.x)
-    task.check(ready(pool, task, pool.x[rows]), targets)
+    _check_together(experiment, pool, task)
     evaluation = experiment.evaluation
     inner = BACKENDS[pick_backend(backend, task.device)](
-        method,
+        experiment.method,
         task,
         params,
         pool,

@@ -81,19 +81,19 @@ def execute(
         )
         done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes)
         done.notes += filter(None, [trouble(done.summary)])
-        if processes.first():
-            counted = _device_seconds(federation.clients)
-            folder.write_json("environment.json", environment | counted | {"notes": done.notes})
-            folder.write_json("summary.json", done.summary)
-            if out is not None:
-                folder.export_parquet()
-        processes.wait()  # the others have read the summary while the first process keeps the folder
-        _check_not_orphaned(done)
+        _conclude(done, environment, exports=out is not None)
     return done
 
 
-def _check_not_orphaned(done: Run) -> None:
-    """Say so if this run stopped early because the program that started its processes has ended."""
+def _conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
+    """Write what a run's folder holds at its end; say so if it stopped because its launcher has ended."""
+    if processes.first():
+        counted = _device_seconds(done.federation.clients)
+        done.folder.write_json("environment.json", environment | counted | {"notes": done.notes})
+        done.folder.write_json("summary.json", done.summary)
+        if exports:
+            done.folder.export_parquet()
+    processes.wait()  # the others have read the records, while the first process keeps the folder
     rounds = done.summary["rounds"]
     if processes.any_of(processes.orphaned()) and rounds < done.experiment.training.rounds:
         raise UserError(
