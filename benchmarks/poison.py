@@ -151,14 +151,14 @@ def clean(name: str, seed: int, case: str) -> dict[str, Any]:
     beyond: dict[str, float] = defaultdict(float)
     judge = bounds.Bound.judge
 
-    def watched(self: bounds.Bound, uploads: Any, shared: Any, own: Any) -> dict[int, str]:
-        for part, column in bounds.sizes(uploads.tree, shared, own).items():
+    def watched(self: bounds.Bound, up: Any, clients: Any, shared: Any, own: Any) -> Any:
+        for part, column in bounds.sizes(up, shared, own).items():
             usual = self._usual(part, column) or float("inf")
-            sent = bounds.norms_sent(part, uploads.tree, shared, own)
+            sent = bounds.norms_sent(part, up, shared, own)
             over = [size for size, norm in zip(column, sent, strict=True) if size > norm]
             largest[part] = max(largest[part], max(column) / usual)
             beyond[part] = max(beyond[part], max(over, default=0.0) / usual)
-        return judge(self, uploads, shared, own)
+        return judge(self, up, clients, shared, own)
 
     with tempfile.TemporaryDirectory() as folder:
         results = []

@@ -29,18 +29,23 @@ def test_the_median_is_taken_by_coordinate_and_without_weights(clients):
         np.testing.assert_array_equal(found, np.median(some[name].numpy(), axis=0))
 
 
-def test_a_client_of_weight_zero_has_no_say_in_a_median():
-    silent = WEIGHTS * torch.tensor([1.0, 0, 1, 1, 0, 1, 1])
-    for name, found in by("median", silent).items():
-        np.testing.assert_array_equal(found, np.median(STACKED[name].numpy()[silent.numpy() > 0], axis=0))
-
-
 @pytest.mark.parametrize("trim", [0.0, 0.15, 0.3, 0.5])
 def test_the_trimmed_mean_leaves_out_both_ends_of_each_coordinate(trim):
     equal = torch.ones(7, dtype=torch.float64)
     cut = min(round(trim * 7), 3)
     for name, found in by("trimmed", equal, trim=trim).items():
         np.testing.assert_allclose(found, stats.trim_mean(STACKED[name].numpy(), cut / 7 + 1e-9, axis=0))
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
+def test_clients_of_weight_zero_do_not_count(rule):
+    heard = torch.tensor([0, 4])
+    some = {k: v[heard] for k, v in STACKED.items()}
+    silent = torch.zeros(7, dtype=torch.float64).index_fill(0, heard, 2.0)
+    expected = by(rule, torch.full((2,), 2.0, dtype=torch.float64), some, trim=0.2)
+    assert all(np.array_equal(found, expected[name]) for name, found in by(rule, silent, trim=0.2).items())
+    nobody = by(rule, torch.zeros(7, dtype=torch.float64))
+    assert all(np.isnan(found).all() for found in nobody.values())  # as the plain mean
 
 
 def test_the_trimmed_mean_weighs_what_is_left():

@@ -126,6 +126,7 @@ def test_summary_of_views_and_totals(tmp_path):
         "seconds": 4.5,
         "round_seconds": 2.0,
         "refused": 2,
+        "rounds_refused": 0,
         "notes": ["runs in the loop"],
     }
 

@@ -56,6 +56,11 @@ def rank() -> int:
     return dist.get_rank() if _met() else 0
 
 
+def on_this_machine() -> int:
+    """Return how many of the processes run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world())) if _met() else 1
+
+
 def first() -> bool:
     """Return whether this is the process that writes and prints."""
     return rank() == 0

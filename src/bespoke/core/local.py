@@ -45,7 +45,7 @@ def per_pass(n: Any, batch: int, drop: bool) -> Any:
     return n // size if drop else -(-n // size)
 
 
-class How(TypedDict, total=False):
+class DescentOptions(TypedDict, total=False):
     """How to descend: the keywords of :meth:`Local.sgd` and :meth:`Local.trace`."""
 
     epochs: int | None  # passes over the rows; default: the training settings
@@ -205,10 +205,10 @@ class Local:
 
     # --- training -----------------------------------------------------------------------------------------------
 
-    def sgd(self, loss: Loss | None, params: Tree, *consts: Any, **how: Unpack[How]) -> Tree:
+    def sgd(self, loss: Loss | None, params: Tree, *consts: Any, **how: Unpack[DescentOptions]) -> Tree:
         """Minimise ``loss(params, batch, *consts) -> 0-d`` over minibatches with the configured optimiser.
 
-        Keywords: see :class:`How`. With ``loss = None`` the method gives a ``gradient``, and the library the update.
+        Keywords: :class:`DescentOptions`. With ``loss = None`` the method gives a ``gradient``, the library the update.
         `personalize` is no part of the schedule: whatever the round, it trains at the base rate, or at a pair's first.
         The optimiser starts fresh in each call unless ``keep_optimizer`` is set; then its moments stay on
         the client, by tag. The mean loss over the rows seen is logged.
@@ -222,7 +222,7 @@ class Local:
         watch: Watch | None,
         seen: Tree,
         *consts: Any,
-        **how: Unpack[How],
+        **how: Unpack[DescentOptions],
     ) -> tuple[Tree, Tree]:
         """Run :meth:`sgd`, and return the last iterate and what ``watch`` made of all iterates.
 
@@ -230,8 +230,9 @@ class Local:
         part, if anything is seen: ``gradient(params, batch, seen, *consts) -> (loss 0-d, grads, seen)``; then ``watch``
         may be None.
         """
-        if unknown := how.keys() - How.__annotations__.keys():
-            raise TypeError(f"sgd and trace take {', '.join(How.__annotations__)}, not {', '.join(sorted(unknown))}")
+        known = DescentOptions.__annotations__
+        if unknown := how.keys() - known.keys():
+            raise TypeError(f"sgd and trace take {', '.join(known)}, not {', '.join(sorted(unknown))}")
         gradient, tag = how.get("gradient"), how.get("tag", 0)
         if (loss is None) == (gradient is None):
             raise ValueError("give a loss, or None and a gradient")

@@ -117,6 +117,11 @@ def stream(root: Tensor, purpose: int, round: int | Tensor = 0, client: int | Te
     return fold_in(fold_in(fold_in(root, purpose), round), client)
 
 
+def cohort_size(num_clients: int, rate: float) -> int:
+    """Return the number of clients in a round of fixed size."""
+    return max(1, math.floor(rate * num_clients + 1e-9))  # 0.29 * 100 is 28.999..., and means 29
+
+
 def cohort(root: Tensor, round: int, num_clients: int, rate: float, sampling: str) -> list[int]:
     """Draw the clients of a round, in ascending order; they depend on the seed and the round alone.
 
@@ -125,8 +130,7 @@ def cohort(root: Tensor, round: int, num_clients: int, rate: float, sampling: st
     """
     draw = stream(root, COHORT, round)
     if sampling == "fixed":
-        size = max(1, math.floor(rate * num_clients + 1e-9))  # 0.29 * 100 is 28.999..., and means 29
-        return sorted(shuffle(draw, num_clients, num_clients)[:size].tolist())
+        return sorted(shuffle(draw, num_clients, num_clients)[: cohort_size(num_clients, rate)].tolist())
     for attempt in range(10_000):
         key = fold_in(draw, attempt) if attempt else draw
         chosen = (uniform(key, (num_clients,), torch.float64) < rate).nonzero().flatten().tolist()

@@ -147,9 +147,13 @@ def refuse_integers(x: Tensor) -> None:
         )
 
 
-def norms(stacked: Tree) -> Tensor:
-    """Return the Euclidean norm of each row of a stacked tree, float64 (K,)."""
-    floating = (x if x.is_floating_point() else x.double() for x in leaves(stacked))
+def norms(stacked: Tree, centre: Tree | None = None) -> Tensor:
+    """Return the Euclidean norm of each row of a stacked tree, float64 (K,), or its distance to ``centre``.
+
+    The centre has leaves (K, ...), or (1, ...) for all rows.
+    """
+    away = leaves(stacked) if centre is None else (x - c for x, c in zip(leaves(stacked), leaves(centre), strict=True))
+    floating = (x if x.is_floating_point() else x.double() for x in away)
     each = [torch.linalg.vector_norm(x[..., None].flatten(1), dim=1, dtype=torch.float64) for x in floating]
     return torch.linalg.vector_norm(torch.stack(each), dim=0)
 

@@ -31,14 +31,16 @@ class Bound:
         """Refuse what is ``factor`` times larger than the median; 0 refuses nothing. ``unbounded`` names are exempt."""
         self.factor, self.unbounded = factor, unbounded
         self.recent: Sizes = {}  # of accepted uploads, the newest last; a checkpoint keeps it
-        self._judged: tuple[list[int], Sizes] = ([], {})
 
-    def judge(self, uploads: Uploads, shared: Tree, own: Tree) -> dict[int, str]:
-        """Return why clients are refused; each was sent its rows of ``own`` (leaves (K, ...)) beside ``shared``."""
-        clients = uploads.clients.tolist()
-        up = {name: part for name, part in uploads.tree.items() if name not in self.unbounded}
-        found = sizes(up, shared, own) if self.factor and clients else {}
-        refused: dict[int, str] = {}
+    def judge(self, up: Tree, clients: Sequence[int], shared: Tree, own: Tree) -> tuple[dict[int, str], Sizes]:
+        """Return why clients are refused, and the sizes of all uploads ``up`` (leaves (K, ...)) of ``clients`` (K).
+
+        Each was sent its rows of ``own`` (leaves (K, ...)) beside ``shared``.
+        """
+        if not self.factor or not clients:
+            return {}, {}
+        up = {name: part for name, part in up.items() if name not in self.unbounded}
+        found, refused = sizes(up, shared, own), dict[int, str]()
         for name, column in found.items():
             usual = self._usual(name, column)
             if usual == 0.0 or max(column) <= self.factor * usual:
@@ -48,31 +50,26 @@ class Bound:
                 if size > max(self.factor * usual, harmless):
                     why = f"its {name!r} is {size / usual:.3g} times as large as the usual, {usual:.3g}"
                     refused.setdefault(client, f"{why}: beyond [training] bound = {self.factor:g}")
-        self._judged = clients, found
-        return refused
+        return refused, found
 
-    def accept(self, clients: Sequence[int]) -> None:
-        """Remember the sizes of these clients, a subset of those last judged."""
-        (judged, found), self._judged = self._judged, ([], {})
+    def accept(self, accepted: Sequence[bool], found: Sizes) -> None:
+        """Remember the sizes of accepted uploads; ``found`` is from :meth:`judge`."""
         for name, column in found.items():
-            sizes = [size for client, size in zip(judged, column, strict=True) if client in clients]
-            self.recent[name] = [*self.recent.get(name, []), *filter(math.isfinite, sizes)][-RECENT:]
+            kept = [size for size, good in zip(column, accepted, strict=True) if good and math.isfinite(size)]
+            self.recent[name] = [*self.recent.get(name, []), *kept][-RECENT:]
 
-    def _usual(self, name: str, round: Sequence[float]) -> float:
+    def _usual(self, name: str, column: Sequence[float]) -> float:
         """Return the median size of a name; 0 if too little is known, which means no bound."""
         known = self.recent.get(name, [])
-        if len(round) >= ENOUGH or (len(round) >= SOME and not known):
-            return statistics.median_low(round)
+        if len(column) >= ENOUGH or (len(column) >= SOME and not known):
+            return statistics.median_low(column)
         return statistics.median_low(known) if known else 0.0
 
 
 def sizes(up: Tree, shared: Tree, own: Tree) -> Sizes:
     """Return the size of each upload (leaves (K, ...)) by top-level name, as far as the name holds any tensor."""
-    found = {}
-    for name, part in ((name, {name: part}) for name, part in up.items()):
-        if any(True for _ in tree.leaves(part)):
-            sent = _sent(name, up, shared, own)
-            found[name] = tree.norms(tree.sub(part, sent) if sent else part)
+    parts = {name: {name: part} for name, part in up.items() if any(True for _ in tree.leaves({name: part}))}
+    found = {name: tree.norms(part, _sent(name, up, shared, own) or None) for name, part in parts.items()}
     return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True)) if found else {}
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from bespoke.clients import Simulated, processes
-from bespoke.core import memory, tree
+from bespoke.core import memory, rng, tree
 from bespoke.core.data import FederatedData
 from bespoke.runs.experiment import Experiment
 
@@ -31,10 +31,13 @@ def _check_passes(experiment: Experiment, rows: int) -> None:
 
 
 def _check_states(experiment: Experiment, number: int, clients: Simulated) -> None:
+    """Refuse states of so many clients that do not fit into this machine's memory, where they are kept there."""
     store, training = clients.store, experiment.training
     if store.kind == "disk" or (store.kind == "device" and clients.task.device.type != "cpu"):
         return
-    kept = min(number, training.rounds * max(1, int(training.rate * number))) // processes.world()
+    drawn = training.rounds * rng.cohort_size(number, training.rate)
+    kept = number if training.full_last else min(number, drawn)
+    kept = kept * processes.on_this_machine() // processes.world()
     one = tree.nbytes(clients.work.first(clients.params, torch.tensor(-1, device=clients.task.device)))
     memory.require(
         kept * one, f"the states of {kept:,} clients, {memory.in_words(one)} each,", "keep the states on disk"

@@ -137,12 +137,14 @@ class Federation:
             shared, own = self.down(server, cohort)
         trained = self.clients.train(number, cohort, shared, own)
         middle = time.perf_counter()
-        answered = _rows_of(own, cohort, trained.uploads.clients)
-        trained = without(trained, self.bound.judge(trained.uploads, shared, answered))
+        answered = trained.uploads.clients.tolist()
+        theirs = _rows_of(own, cohort, answered)
+        refused, sizes = self.bound.judge(trained.uploads.tree, answered, shared, theirs)
+        trained = without(trained, refused)
         server, trained = self._aggregated(number, server, trained, shared)
-        accepted = trained.uploads.clients.tolist()
+        accepted = [client for client in answered if client not in trained.refused]
         self.clients.accept(accepted)
-        self.bound.accept(accepted)
+        self.bound.accept([client not in trained.refused for client in answered], sizes)
         note = "" if accepted else "no upload was accepted: the server's state is unchanged"
         seconds = {"train": middle - begin, "aggregate": time.perf_counter() - middle}
         return Round(number, cohort, shared, own, trained, server, note, seconds)
@@ -150,8 +152,7 @@ class Federation:
     @torch.no_grad()
     def _aggregated(self, number: int, server: Tree, trained: Trained, shared: Tree) -> tuple[Tree, Trained]:
         """Return the server's next state and the uploads in it; if that is not finite, the old one without any."""
-        clients = trained.uploads.clients.tolist()
-        if not clients:
+        if not len(trained.uploads.clients):
             return server, trained
         key = on_device(rng.stream(self.root, rng.SERVER, number), self.task.device)
         uploads = trained.uploads._replace(sent=shared, robust=self.training.robust, trim=self.training.trim)
@@ -160,7 +161,7 @@ class Federation:
         if tree.finite(new):
             return new, trained
         why = "with the uploads of this round, the server's state would hold NaN or inf"
-        return server, without(trained, dict.fromkeys(clients, why))
+        return server, without(trained, dict.fromkeys(trained.uploads.clients.tolist(), why))
 
     def _state(self, server: Any, hook: str) -> Tree:
         """Return a server's state; anything but a tree is refused by name."""
@@ -222,7 +223,7 @@ class Federation:
         answered = round.uploads.clients.tolist()
         if not answered:
             return []
-        down = _rows_of(round.own, round.cohort, round.uploads.clients) | round.uploads.tree
+        down = _rows_of(round.own, round.cohort, answered) | round.uploads.tree
         return self.clients.evaluate(round.number, answered, round.shared, down)
 
     def group(self, client: int) -> str:
@@ -232,10 +233,10 @@ class Federation:
         return "train" if self.clients.took_part(client) else "unseen"
 
 
-def _rows_of(own: Tree, cohort: Sequence[int], clients: torch.Tensor) -> Tree:
-    """Return what these clients (K',) of a cohort were sent in addition: the rows of ``own``, leaves (K', ...)."""
-    if not own:
+def _rows_of(own: Tree, cohort: Sequence[int], clients: Sequence[int]) -> Tree:
+    """Return what these clients of a cohort were sent in addition: their rows of ``own``, leaves (K, ...)."""
+    if not own or list(clients) == list(cohort):
         return own
     place = {client: i for i, client in enumerate(cohort)}
-    places = torch.tensor([place[client] for client in clients.tolist()], dtype=torch.int64)
-    return tree.take(own, on_device(places, clients.device))
+    places = torch.tensor([place[client] for client in clients], dtype=torch.int64)
+    return tree.take(own, on_device(places, next(tree.leaves(own)).device))
