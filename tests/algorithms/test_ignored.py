@@ -13,7 +13,7 @@ from bespoke.core import rng
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 
-USUAL = Training(rounds=2, epochs=1, batch=2, lr=0.05)
+USUAL = Training(rounds=1, epochs=1, batch=2, lr=0.05)
 OTHER = {
     "optimizer": "adam",
     "momentum": 0.5,
@@ -32,13 +32,13 @@ CHECKED = list(OTHER)[:7]
 
 
 def outcome(method, training):
-    """The server after two rounds of two clients, their states, and the personal model of one of them."""
+    """The server after a round of two clients, their states, and the personal model of one of them."""
     net = "layer" if method in (ALGORITHMS["fedbn"](), ALGORITHMS["fedpce"]()) else "plain"
     task = Task(NETS[net], "head", toy.CLASSES, dtype=next(iter(toy.start().values())).dtype)
     start = toy.start() if net == "plain" else task.init(rng.key(4))
-    fed = federation(method, training, "loop", task=task, start=start, cohorts=[[0, 2], [0, 2]], every=3)
+    fed = federation(method, training, "loop", task=task, start=start, cohorts=[[0, 2]], every=2)
     server = [done.server for done in fed.rounds()][-1]
-    personal = fed.clients.personal(2, [0], *fed.down(server, [0]))[0]
+    personal = fed.clients.personal(1, [0], *fed.down(server, [0]))[0]
     return {
         "server": server,
         "personal": personal,

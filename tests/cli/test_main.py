@@ -278,8 +278,8 @@ def test_notes_are_printed(path):
 
 
 def test_refused_uploads_are_shown(path):
-    done = ok("run", path, "--set", "training.lr=1e30", "--set", "model.name=mlp", "--set", "training.steps=20")
-    assert "refused {'" in done.err and "holds NaN or inf" in done.err
+    done = command("run", path, "--set", "training.lr=1e30", "--set", "model.name=mlp", "--set", "training.steps=20")
+    assert done.code == 3 and "refused {'" in done.err and "holds NaN or inf" in done.err
 
 
 # --- models -------------------------------------------------------------------------------------------------------
