@@ -153,7 +153,7 @@ def clean(name: str, seed: int, case: str) -> dict[str, Any]:
 
     def watched(self: bounds.Bound, up: Any, clients: Any, shared: Any, own: Any) -> Any:
         for part, column in bounds.sizes(up, shared, own).items():
-            usual = self._usual(part, column) or float("inf")
+            usual = self._usual(part, column) or float("inf")  # nothing to compare with
             sent = bounds.norms_sent(part, up, shared, own)
             over = [size for size, norm in zip(column, sent, strict=True) if size > norm]
             largest[part] = max(largest[part], max(column) / usual)

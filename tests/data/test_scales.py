@@ -44,7 +44,19 @@ def test_tokens_bytes_and_two_clients():
     dark[:10] = 1
     (note,) = odd_scales(data_of(dark, Y, LISTS))
     assert "client 0 (" in note
-    assert odd_scales(data_of(rows(4) * torch.arange(50)[:, None] ** 9, Y, LISTS[:2])) == []
+
+
+def test_few_clients():
+    x = rows(4)
+    x[:10] *= 1e-6
+    x[:, 3] = 0.0
+    x[12, 3] = 1.0
+    for count in (3, 4):
+        (note,) = odd_scales(data_of(x, Y, LISTS[:count]))
+        assert "client 0 (" in note and "client 1" not in note and "client 2" not in note
+    assert odd_scales(data_of(x, Y, LISTS[1:3])) == odd_scales(data_of(x, Y, LISTS[:1])) == []
+    (note,) = odd_scales(data_of(x, Y, LISTS[:2]))
+    assert note == "inputs of client 0 and client 1 seem to be in different units: check the data"
 
 
 def test_many_odd_clients_are_counted():

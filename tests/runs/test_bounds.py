@@ -54,7 +54,9 @@ def test_sizes_are_distances_to_what_was_sent_or_else_norms():
 def test_a_huge_upload_is_refused_and_named(bad):
     bound = Bound(100.0, {})
     refused, _ = bound.judge(upload([1.0, 2.0, bad, 0.5, 1.0]), range(5), {}, {})
-    assert list(refused) == [2] and "its 'model' is" in refused[2] and "[training] bound = 100" in refused[2]
+    assert (
+        list(refused) == [2] and "the size of its 'model' is" in refused[2] and "[training] bound = 100" in refused[2]
+    )
     assert "\n" not in refused[2]
 
 
@@ -74,8 +76,7 @@ def test_a_move_within_what_was_sent_is_never_refused():
 
 
 def test_few_uploads_are_compared_with_recently_accepted_ones():
-    bound = Bound(100.0, {})
-    assert judged(bound, [1e9]) == []  # nothing is known yet: a first upload has nothing to be compared with
+    assert judged(Bound(100.0, {}), [1e9]) == []  # nothing was sent, and nothing is known yet
     bound = Bound(100.0, {})
     assert judged(bound, [1.0, 2.0]) == []
     assert judged(bound, [1e9, 1.0]) == [0]
@@ -83,6 +84,12 @@ def test_few_uploads_are_compared_with_recently_accepted_ones():
     assert bound.recent == {"model": [1.0, 2.0, 1.0]}  # what is refused is not remembered
     assert judged(Bound(100.0, {}), [1.0, 1e9, 2.0]) == [1]  # three withstand one, even in a first round
     assert judged(bound, [1e9] * 4) == [0, 1, 2, 3]
+
+
+def test_a_first_upload_is_compared_with_what_was_sent():
+    assert judged(Bound(100.0, {}), [1e9], sent=2.0) == [0]
+    assert judged(Bound(100.0, {}), [190.0, 1e9], sent=2.0) == [1]
+    assert judged(Bound(100.0, {}), [1e9], sent=2.0, name="other") == []
 
 
 def test_only_recent_and_finite_sizes_are_remembered():

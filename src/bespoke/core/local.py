@@ -199,6 +199,8 @@ class Local:
     def _length(self, epochs: int | None, steps: int | None, limit: Tensor | None = None, per_step: int = 1) -> Length:
         if epochs is not None and steps is not None:
             raise ValueError("give epochs or steps, not both")
+        if type(per_step) is not int or not 1 <= per_step <= 1000:
+            raise ValueError(f"per_step is a number of batches from 1 to 1000, not {per_step!r}")
         if epochs is None and steps is None:
             steps = self.training.steps or None
         return Length(self.epochs if epochs is None else epochs, steps, limit, per_step)

@@ -111,8 +111,8 @@ class Training:
     optimizer: str = knob("sgd", "update rule", choices=("sgd", "adam"))
     lr: float = knob(0.05, "learning rate", above=0)
     momentum: float = knob(0.0, "momentum of SGD", low=0, high=1)
-    beta1: float = knob(0.9, "Adam's first decay rate", low=0, high=1)
-    beta2: float = knob(0.999, "Adam's second decay rate", low=0, high=1)
+    beta1: float = knob(0.9, "Adam's first decay rate", low=0, high=0.999999)
+    beta2: float = knob(0.999, "Adam's second decay rate", low=0, high=0.999999)
     weight_decay: float = knob(0.0, "weight decay, added to the gradient", low=0)
     clip: float = knob(0.0, "largest gradient norm; 0 = no clipping", low=0)
     schedule: str = knob("constant", "learning rate over rounds", choices=("constant", "cosine", "step"))
@@ -132,6 +132,21 @@ class Training:
     def plain(self) -> "Training":
         """Return the same without momentum, Adam, clipping and weight decay."""
         return dataclasses.replace(self, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
+
+    def idle(self) -> dict[str, str]:
+        """Return the keys that mean nothing beside the others, and why."""
+        adam, schedule = self.optimizer == "adam", self.schedule
+        why = {
+            "momentum": "optimizer is adam" if adam else "",
+            "beta1": "" if adam else "optimizer is sgd",
+            "beta2": "" if adam else "optimizer is sgd",
+            "lr_final": "" if schedule == "cosine" else "schedule is not cosine",
+            "decay": "" if schedule == "step" else "schedule is not step",
+            "schedule_rounds": "schedule is constant" if schedule == "constant" else "",
+            "epochs": "steps is set" if self.steps else "",
+            "trim": "" if self.robust == "trimmed" else "robust is not trimmed",
+        }
+        return {key: reason for key, reason in why.items() if reason}
 
     def horizon(self) -> int:
         """Return the number of rounds over which the schedule runs."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from bespoke.core.data import FederatedData
 
 FAR = 100.0  # times the median client
-FEWEST = 3  # clients whose median says what is usual
+SMALL = 0.01  # a feature's share of the whole below which it is rare rather than in other units
 ROWS = 64  # of a client to look at
 PIECE = 2**22  # numbers squared at once
 NAMED = 5  # clients in one note
@@ -16,28 +16,24 @@ def odd_scales(pool: FederatedData) -> list[str]:
     """Return a note that names the clients whose inputs are far larger or smaller than the median client's.
 
     The size of a client's inputs is their root mean square over its first train rows: of all numbers, and, for rows of
-    numbers (N, F), of each feature, where only larger ones count, since rare features are small on most clients.
+    numbers (N, F), of each feature that is not small on the median client, where only larger ones count. Of two clients
+    both are named.
     """
-    if len(pool.train.sizes) < FEWEST or not (pool.x.is_floating_point() or pool.x.dtype == torch.uint8):
+    if len(pool.train.sizes) < 2 or not (pool.x.is_floating_point() or pool.x.dtype == torch.uint8):
         return []
     found = _root_mean_squares(pool)  # (clients, F)
-    whole = found.square().mean(dim=1, keepdim=True).sqrt()
-    usual, usual_whole = _median(found), _median(whole)
-    ratio = whole[:, 0] / usual_whole if float(usual_whole) > 0.0 else torch.ones_like(whole[:, 0])
-    by_feature = torch.where(usual > 0.0, found / usual, 1.0).amax(dim=1)
-    odd = [
-        f"{pool.names[client]} ({value:.3g} times the median client's)"
-        for client, value in enumerate(torch.where(by_feature > FAR, by_feature, ratio).tolist())
-        if (value > FAR or value < 1.0 / FAR) and pool.train.sizes[client]
-    ]
-    if not odd:
+    whole = found.square().mean(dim=1).sqrt()
+    usual, usual_whole = found.median(dim=0).values, whole.median()
+    if float(usual_whole) == 0.0:
         return []
+    by_feature = torch.where(usual > SMALL * usual_whole, found / usual, 1.0).amax(dim=1)
+    ratios = torch.where(by_feature > FAR, by_feature, whole / usual_whole).tolist()
+    odd = [c for c, ratio in enumerate(ratios) if not 1.0 / FAR <= ratio <= FAR and pool.train.sizes[c]]
+    if odd and len(ratios) == 2:
+        return [f"inputs of {pool.names[0]} and {pool.names[1]} seem to be in different units: check the data"]
+    names = [f"{pool.names[c]} ({ratios[c]:.3g} times the median client's)" for c in odd[:NAMED]]
     more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
-    return [f"inputs seem to be in other units on {', '.join(odd[:NAMED])}{more}: check the data"]
-
-
-def _median(found: Tensor) -> Tensor:
-    return found.median(dim=0).values
+    return [f"inputs seem to be in other units on {', '.join(names)}{more}: check the data"] if odd else []
 
 
 def _root_mean_squares(pool: FederatedData) -> Tensor:

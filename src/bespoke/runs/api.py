@@ -118,7 +118,10 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
     check_tokens(task.constants(), pool.x)
     rows = pool.train.client(0)[:4]
     targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
-    task.check(ready(pool, task, pool.x[rows]), targets)
+    x = ready(pool, task, pool.x[rows])
+    if x.is_floating_point():  # of moderate size: this is about the model, not about a client's units
+        x = x / x.abs().amax().clamp(min=1.0)
+    task.check(x, targets)
 
 
 def _assemble(
@@ -154,13 +157,14 @@ def _assemble(
 
 
 def _ignored(experiment: Experiment) -> list[str]:
-    """Return a note for each key of ``[training]`` that was set and that the method ignores."""
-    given = {f.name: (getattr(experiment.training, f.name), f.default) for f in fields(Training)}
-    return [
-        f"{experiment.algorithm_name} ignores [training] {key} = {given[key][0]!r}: {why}"
-        for key, why in experiment.method.ignores.items()
-        if given[key][0] != given[key][1]
-    ]
+    """Return a note for each key of ``[training]`` that was set and that the method, or another setting, ignores."""
+    training, name, ignored = experiment.training, experiment.algorithm_name, experiment.method.ignores
+    given = {f.name: getattr(training, f.name) for f in fields(Training) if getattr(training, f.name) != f.default}
+    if unknown := ignored.keys() - Training.__dataclass_fields__.keys():
+        raise UserError(f"{name} says that it ignores {min(unknown)!r}, which is no key of [training]")
+    notes = [f"{name} ignores [training] {key} = {given[key]!r}: {why}" for key, why in ignored.items() if key in given]
+    idle = training.idle()
+    return notes + [f"[training] {key} = {given[key]!r} has no effect: {idle[key]}" for key in given if key in idle]
 
 
 def _init_key(seed: int) -> Tensor:
@@ -174,7 +178,7 @@ def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
             f"the objective {objective.name!r} needs class numbers, and the data has other targets: give whole "
             "numbers 0, 1, ..., or set [objective] name, for example to regression"
         )
-    if objective.classes and pool.num_classes == 1:
+    if objective.classes and bool((pool.y == pool.y[:1]).all()):
         raise UserError(
             "the data has one class: nothing to learn for a classifier; give rows of several classes, or set "
             "[objective] name, for example to regression"

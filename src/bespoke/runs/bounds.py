@@ -1,7 +1,8 @@
 """Which uploads a server takes: none that is far larger than those of the other clients.
 
 The size of an upload's top-level name is its distance to what the client was sent under the same name, or else its own
-norm. It is compared with the median of the round, or with that of recently accepted uploads where a round has few.
+norm. It is compared with the median of the round, or with that of recently accepted uploads where a round has few, or,
+before there are any, with the norm of what was sent.
 """
 
 import math
@@ -43,13 +44,15 @@ class Bound:
         found, refused = sizes(up, shared, own), dict[int, str]()
         for name, column in found.items():
             usual = self._usual(name, column)
-            if usual == 0.0 or max(column) <= self.factor * usual:
+            if usual is not None and (usual == 0.0 or max(column) <= self.factor * usual):
                 continue
-            # Who moved less than the norm of what was sent did no harm, however little the others moved.
-            for client, size, harmless in zip(clients, column, norms_sent(name, up, shared, own), strict=True):
-                if size > max(self.factor * usual, harmless):
-                    why = f"its {name!r} is {size / usual:.3g} times as large as the usual, {usual:.3g}"
-                    refused.setdefault(client, f"{why}: beyond [training] bound = {self.factor:g}")
+            for client, size, sent in zip(clients, column, norms_sent(name, up, shared, own), strict=True):
+                # Who moved less than the norm of what was sent did no harm, however little the others moved.
+                limit = self.factor * sent if usual is None else max(self.factor * usual, sent)
+                if 0.0 < limit < size:
+                    much = f"{size / (usual or sent):.3g} times {'the usual' if usual else 'what it was sent'}"
+                    why = f"the size of its {name!r} is {much}, beyond [training] bound = {self.factor:g}"
+                    refused.setdefault(client, why)
         return refused, found
 
     def accept(self, accepted: Sequence[bool], found: Sizes) -> None:
@@ -58,12 +61,12 @@ class Bound:
             kept = [size for size, good in zip(column, accepted, strict=True) if good and math.isfinite(size)]
             self.recent[name] = [*self.recent.get(name, []), *kept][-RECENT:]
 
-    def _usual(self, name: str, column: Sequence[float]) -> float:
-        """Return the median size of a name; 0 if too little is known, which means no bound."""
+    def _usual(self, name: str, column: Sequence[float]) -> float | None:
+        """Return the median size of a name, in the round or in recent ones; None if too little is known."""
         known = self.recent.get(name, [])
         if len(column) >= ENOUGH or (len(column) >= SOME and not known):
             return statistics.median_low(column)
-        return statistics.median_low(known) if known else 0.0
+        return statistics.median_low(known) if known else None
 
 
 def sizes(up: Tree, shared: Tree, own: Tree) -> Sizes:
