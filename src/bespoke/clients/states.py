@@ -74,6 +74,7 @@ class StateStore:
         self._clear([])
 
     def _clear(self, generations: list[Generation]) -> None:
+        """Forget all states but those of these generations."""
         self._layout: dict[str, Tensor] = {}  # one client's leaves, on the meta device
         self._memory: dict[str, Tensor] = {}  # leaves (rows, ...)
         self._rows: dict[int, int] = {}  # client -> row of the memory
@@ -119,6 +120,7 @@ class StateStore:
             self._write(self._folder)
 
     def _check(self, flat: dict[str, Tensor]) -> None:
+        """Refuse leaves (K, ...) that are not in the layout of the states put before."""
         layout = {name: torch.empty(leaf.shape[1:], dtype=leaf.dtype, device="meta") for name, leaf in flat.items()}
         self._layout = self._layout or layout
         here, there = ({n: (tuple(t.shape), t.dtype) for n, t in one.items()} for one in (layout, self._layout))
@@ -155,9 +157,11 @@ class StateStore:
         return tree.merge(parts, [places for _, places, _ in sources.values()])
 
     def _index(self, rows: list[int]) -> Tensor:
+        """Return rows as an index (K,) where the store keeps its states."""
         return torch.tensor(rows, dtype=torch.int64).to(self._home, non_blocking=True)
 
     def _nbytes(self) -> int:
+        """Return the bytes of one client's state."""
         return sum(like.numel() * like.element_size() for like in self._layout.values())
 
     # --- between rounds -----------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Checkpoint:
 
 
 def _digest(content: bytes) -> str:
+    """Return the checksum of a file's content."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -238,6 +238,7 @@ def _difference(stored: Experiment, experiment: Experiment) -> str:
 
 
 def _environment(federation: Federation, label: str) -> dict[str, Any]:
+    """Return what ran where, for ``environment.json``."""
     device = federation.task.device
     return {
         "bespoke": __version__,

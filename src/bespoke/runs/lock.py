@@ -64,6 +64,7 @@ class FolderLock:
         return descriptor
 
     def _foreign(self) -> UserError:
+        """Return the mistake of a folder where something else has the lock's name."""
         return UserError(f"{self._path} is not the lock of a run: move it away, or choose another folder")
 
     def _flock(self, how: int) -> None:
