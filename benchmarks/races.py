@@ -3,7 +3,8 @@
 Every race starts ``bespoke run`` twice in one folder, at once or a moment apart: in a new folder without and with
 ``--resume``, and in that of an interrupted run. One process must finish, the other be refused with exit code 2 and one
 sentence that names the first, and the records and the last checkpoint must be those of an undisturbed run, to the bit.
-Run with ``python benchmarks/races.py 24``; it prints one line of JSON for each race and exits with 1 if one failed.
+Run with ``python benchmarks/races.py COUNT ROUNDS``, by default 24 races of runs of 20 rounds; it prints one line of
+JSON for each race and exits with 1 if one failed.
 """
 
 import json
@@ -79,7 +80,7 @@ def result(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (*(folder / name for name in RECORDS), newest)}
 
 
-def race(root: Path, kind: str, rounds: int, whole: dict[str, bytes]) -> str:
+def race(root: Path, kind: str, whole: dict[str, bytes]) -> str:
     """Let two processes run in one folder; return what went wrong, or nothing."""
     folder = Path(tempfile.mkdtemp(dir=root)) / "run"
     path, short = root / "x.toml", root / "short.toml"
@@ -98,8 +99,8 @@ def race(root: Path, kind: str, rounds: int, whole: dict[str, bytes]) -> str:
     return "" if result(folder) == whole else "another result than that of an undisturbed run"
 
 
-def main(count: int, rounds: int = 20) -> int:
-    """Run so many races, and print each; return how many failed."""
+def main(count: int = 24, rounds: int = 20) -> int:
+    """Run so many races of runs of so many rounds, and print each; return how many failed."""
     torch.set_num_threads(1)
     failed = 0
     with tempfile.TemporaryDirectory() as name:
@@ -110,11 +111,11 @@ def main(count: int, rounds: int = 20) -> int:
         whole = result(root / "whole")
         for number in range(count):
             kind = KINDS[number % len(KINDS)]
-            problem = race(root, kind, rounds, whole)
+            problem = race(root, kind, whole)
             failed += bool(problem)
             print(json.dumps({"race": number + 1, "kind": kind, "problem": problem}), flush=True)
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(int(sys.argv[1]) if len(sys.argv) > 1 else 24)))
+    sys.exit(bool(main(*map(int, sys.argv[1:]))))

@@ -23,7 +23,7 @@ from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.maths import gaussian
-from bespoke.records import RunFolder
+from bespoke.records import FEDERATION, RunFolder
 from bespoke.report.charts import COLOURS, INK, new_axes, save
 from bespoke.runs.federation import Federation
 
@@ -131,7 +131,7 @@ def kind(condition: str) -> str:
 
 def _conditions(folder: RunFolder) -> list[str]:
     """Return the condition of each client's images; "clean" if the records name none."""
-    told = folder.read_json("federation.json")
+    told = folder.read_json(FEDERATION)
     conditions, clients = told.get("conditions"), len(told["names"])
     if conditions and len(conditions) != clients:
         raise UserError(f"{folder.path} names {len(conditions)} conditions for {clients} clients: some were left out")

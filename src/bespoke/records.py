@@ -41,6 +41,7 @@ from bespoke.errors import UserError
 from bespoke.files import fsync_folder, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
+FEDERATION = "federation.json"
 RESUME = ", then continue a started run with --resume (resume=True in Python)"
 _PIECE = 2**20  # bytes read at once
 
@@ -99,15 +100,33 @@ def _plain(value: Any) -> Any:
 
 
 def _no_constant(text: str) -> None:
+    """Refuse NaN and infinities, which Python reads although JSON has none."""
     raise ValueError(f"{text} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
+Sound = Callable[[Any], bool]  # whether a value read from JSON is what it should be
 
-def _is_count(value: Any) -> bool:
+
+def is_count(value: Any) -> bool:
     """Return whether a value is an integer that an export can hold, and not negative."""
     return type(value) is int and 0 <= value < 2**63
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is text."""
+    return isinstance(value, str)
+
+
+def is_list_of(sound: Sound) -> Sound:
+    """Return the check of a list whose items are `sound`."""
+    return lambda value: isinstance(value, list) and all(map(sound, value))
+
+
+def is_table_of(sound: Sound) -> Sound:
+    """Return the check of a table whose values are `sound`."""
+    return lambda value: isinstance(value, dict) and all(map(sound, value.values()))
 
 
 def _is_number(value: Any) -> bool:
@@ -116,7 +135,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_client(value: Any) -> bool:
-    return isinstance(value, str) or _is_count(value)
+    """Return whether a value is a client's id: a name or a number."""
+    return is_text(value) or is_count(value)
 
 
 def _is_pair(total: Any, weight: Any) -> bool:
@@ -138,56 +158,38 @@ def _is_headline(value: Any) -> bool:
     """Return whether a value is {view, metric, higher}, and `higher` contains the metric."""
     return (
         isinstance(value, dict)
-        and isinstance(value.get("view"), str)
-        and isinstance(value.get("higher"), dict)
-        and all(isinstance(better, bool) for better in value["higher"].values())
+        and is_text(value.get("view"))
+        and is_table_of(lambda better: isinstance(better, bool))(value.get("higher"))
         and value.get("metric") in value["higher"]
     )
 
 
-def _is_refusal(value: Any) -> bool:
-    """Return whether a value is {client: reason}."""
-    return isinstance(value, dict) and all(isinstance(why, str) for why in value.values())
-
-
-def _is_list_of(sound: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(sound, value))
-
-
-def _is_table_of(sound: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(sound, value.values()))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_SOUND: dict[str, dict[str, Callable[[Any], bool]]] = {  # what the values of a column look like
+_SOUND: dict[str, dict[str, Sound]] = {  # what the values of a column look like
     ROUNDS: {
-        "round": _is_count,
-        "cohort": _is_list_of(_is_client),
-        "refused": _is_refusal,
+        "round": is_count,
+        "cohort": is_list_of(_is_client),
+        "refused": is_table_of(is_text),
         "train_loss": _is_number,
-        "bytes_down": _is_count,
-        "bytes_up": _is_count,
+        "bytes_down": is_count,
+        "bytes_up": is_count,
         "padding_waste": _is_number,
-        "host_breaks": _is_count,
-        "logged": _is_table_of(_is_list_of(_is_number)),
-        "note": _is_text,
+        "host_breaks": is_count,
+        "logged": is_table_of(is_list_of(_is_number)),
+        "note": is_text,
         "evaluated": _is_headline,
     },
     CLIENTS: {
-        "round": _is_count,
+        "round": is_count,
         "client": _is_client,
-        "group": _is_text,
-        "split": _is_text,
-        "view": _is_text,
-        "total": _is_count,
-        "metrics": _is_table_of(_is_metric),
-        "logged": _is_table_of(_is_number),
+        "group": is_text,
+        "split": is_text,
+        "view": is_text,
+        "total": is_count,
+        "metrics": is_table_of(_is_metric),
+        "logged": is_table_of(_is_number),
     },
     TIMING: {
-        "round": _is_count,
+        "round": is_count,
         **dict.fromkeys(
             ("train", "aggregate", "evaluate", "checkpoint"), lambda value: value is not None and _is_number(value)
         ),
@@ -333,14 +335,9 @@ class RunFolder:
 
     def _first_damage(self, name: str, offset: int) -> str:
         """Return where a record file that was changed is no longer a record, if it is not."""
-        read = 0
-        with (self.path / name).open("rb") as file:
-            for number, line in enumerate(file, 1):
-                read += len(line)
-                if read > offset:
-                    break
-                if _parse(name, line) is None:
-                    return f": line {number} is damaged"
+        damaged = (number for number, row in self._lines(name, offset) if row is None)
+        if number := next(damaged, 0):
+            return f": line {number} is damaged"
         return f": something in its first {offset} bytes was changed"
 
     def truncate(self, offsets: dict[str, int]) -> None:
@@ -358,13 +355,28 @@ class RunFolder:
                 raise write_error(self.path / name, error, RESUME) from error
 
     def _line_ends_at(self, name: str, offset: int) -> bool:
+        """Return whether a line of a record file ends at an offset, or it begins there."""
         if offset == 0:
             return True
         with (self.path / name).open("rb") as file:
             file.seek(offset - 1)
             return file.read(1) == b"\n"
 
+    def _lines(self, name: str, end: int | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Yield number and row of the whole lines of a record file, or of those before the byte `end`.
+
+        The row of a damaged line is None.
+        """
+        read = 0
+        with (self.path / name).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                read += len(line)
+                if not line.endswith(b"\n") or (end is not None and read > end):
+                    return
+                yield number, _parse(name, line)
+
     def _read(self, name: str, end: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a record file, or those before the byte `end`; refuse a damaged one."""
         path = self.path / name
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {self.path}; check the path")
@@ -372,16 +384,10 @@ class RunFolder:
             return
         cure = "restore it or run the experiment again"
         try:
-            with path.open("rb") as file:
-                read = 0
-                for number, line in enumerate(file, 1):
-                    read += len(line)
-                    if not line.endswith(b"\n") or (end is not None and read > end):
-                        return
-                    row = _parse(name, line)
-                    if row is None:
-                        raise UserError(f"{path} is damaged at line {number}; {cure}")
-                    yield row
+            for number, row in self._lines(name, end):
+                if row is None:
+                    raise UserError(f"{path} is damaged at line {number}; {cure}")
+                yield row
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
 
@@ -425,6 +431,7 @@ class RunFolder:
         return [self._export(name, "string" if named else "int64") for name in (ROUNDS, CLIENTS)]
 
     def _export(self, name: str, ids: str) -> Path:
+        """Write a record file as parquet, where clients' ids are of the type `ids`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -1,6 +1,5 @@
 """Damaged and forged run folders: a run goes on rightly or with a word, or is refused; nothing else is touched."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import experiment, records
+from small_runs import experiment, records, sign
 
 import bespoke
 from bespoke.errors import UserError
@@ -57,13 +56,6 @@ damages = st.one_of(
 )
 
 
-def sign(path, manifest):
-    """Write a manifest with the right checksum."""
-    manifest.pop("manifest", None)
-    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(manifest | {"manifest": digest}))
-
-
 def harm(root, run, kind, number, *how):
     """Damage one of the run's own files."""
     files = sorted(
@@ -107,7 +99,7 @@ def harm(root, run, kind, number, *how):
                 inner = manifest[how[0]]
                 keys = list(inner) if isinstance(inner, dict) else range(len(inner))
                 inner[keys[how[1] % len(keys)]] = how[2]
-            sign(path, manifest)
+            sign(path, **manifest)
         except (ValueError, KeyError, TypeError, ZeroDivisionError):
             pass  # it was damaged before
 

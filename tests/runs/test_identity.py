@@ -11,6 +11,7 @@ from small_runs import arrays, assert_same_result, command, experiment, federate
 import bespoke
 from bespoke.core.data import FederatedData, Rows
 from bespoke.errors import UserError
+from bespoke.records import FEDERATION, RunFolder
 from bespoke.runs import identity
 
 
@@ -94,8 +95,8 @@ def swapped(a, b):
 
 def test_another_order_is_refused(tmp_path):
     pool, content = a_pool(), identity.content_hashes(a_pool())
-    run = bespoke.records.RunFolder.create(tmp_path)
-    run.write_json(identity.FILE, identity.described(pool, content))
+    run = RunFolder.create(tmp_path)
+    run.write_json(FEDERATION, identity.described(pool, content))
     assert identity.compare(run, pool, content) == []
     order = [1, 0, 2]
     with pytest.raises(UserError, match=r"client '0' is at another place \(0 there, 1 here\)"):

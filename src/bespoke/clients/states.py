@@ -26,7 +26,7 @@ from torch import Tensor
 from bespoke.core import tree
 from bespoke.core.tree import Tree
 from bespoke.files import write_atomic
-from bespoke.records import RESUME
+from bespoke.records import RESUME, is_count, is_list_of
 
 KINDS = ("device", "host", "disk")
 PIECE = 2**24  # bytes moved at once
@@ -74,6 +74,7 @@ class StateStore:
         self._clear([])
 
     def _clear(self, generations: list[Generation]) -> None:
+        """Forget all states but those of these generations."""
         self._layout: dict[str, Tensor] = {}  # one client's leaves, on the meta device
         self._memory: dict[str, Tensor] = {}  # leaves (rows, ...)
         self._rows: dict[int, int] = {}  # client -> row of the memory
@@ -119,6 +120,7 @@ class StateStore:
             self._write(self._folder)
 
     def _check(self, flat: dict[str, Tensor]) -> None:
+        """Refuse leaves (K, ...) that are not in the layout of the states put before."""
         layout = {name: torch.empty(leaf.shape[1:], dtype=leaf.dtype, device="meta") for name, leaf in flat.items()}
         self._layout = self._layout or layout
         here, there = ({n: (tuple(t.shape), t.dtype) for n, t in one.items()} for one in (layout, self._layout))
@@ -155,9 +157,11 @@ class StateStore:
         return tree.merge(parts, [places for _, places, _ in sources.values()])
 
     def _index(self, rows: list[int]) -> Tensor:
+        """Return rows as an index (K,) where the store keeps its states."""
         return torch.tensor(rows, dtype=torch.int64).to(self._home, non_blocking=True)
 
     def _nbytes(self) -> int:
+        """Return the bytes of one client's state."""
         return sum(like.numel() * like.element_size() for like in self._layout.values())
 
     # --- between rounds -----------------------------------------------------------------------------------------
@@ -255,6 +259,7 @@ def _parts(ids: list[int], nbytes: int) -> Iterator[list[int]]:
 
 
 def _bytes(leaf: Tensor) -> bytes:
+    """Return a tensor's bytes."""
     return leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -280,26 +285,27 @@ def owner(path: Path) -> str | None:
     return said.get(OWNER) if isinstance(said, dict) else None
 
 
-def ids(folder: Path, file: str) -> list[int]:
-    """Return the clients whose states a file holds."""
-    return _read(folder, file, "").ids
+def check(folder: Path, files: Sequence[str], clients: int | None = None, state: Tree | None = None) -> frozenset[int]:
+    """Return whose states files hold; raise a ValueError if not of so many ``clients``, in one layout, like ``state``.
 
-
-def check(folder: Path, files: Sequence[str], clients: int | None = None, like: Tree | None = None) -> None:
-    """Raise a ValueError if files do not hold states of ``clients`` in one layout with branches ``like`` these."""
-    flat = tree.flatten(like or {})
+    Beside a state lie the moments that the optimiser keeps, by the tags and parameters that the method descends with.
+    Those are known only once a client has trained, so that of moments only the one layout is checked.
+    """
+    flat = {} if state is None else tree.flatten({"state": state})
     wanted = {n: ((0,), torch.uint8) if n.endswith("/") else (tuple(t.shape), t.dtype) for n, t in flat.items()}
-    layouts = []
+    layouts, held = [], set[int]()
     for file in files:
         read = _read(folder, file, "")
         layouts.append({n: (tuple(leaf.shape[1:]), leaf.dtype) for n, leaf in read.leaves.items()})
-        own = {n: kind for n, kind in layouts[-1].items() if n.partition("/")[0] in (like or {})}
-        if own != wanted:
+        own = {n: kind for n, kind in layouts[-1].items() if n.partition("/")[0] == "state"}
+        if state is not None and own != wanted:
             raise ValueError(f"the states in {file} are not those of this method's clients")
         if len(set(read.ids)) < len(read.ids) or any(c < 0 or (clients is not None and c >= clients) for c in read.ids):
             raise ValueError(f"{file} holds states of clients that do not exist, or of one client twice")
+        held.update(read.ids)
     if any(a != b for a, b in itertools.pairwise(layouts)):
         raise ValueError("its files of states have different layouts")
+    return frozenset(held)
 
 
 def _read(folder: Path, file: str, sha256: str) -> Generation:
@@ -334,4 +340,5 @@ def _leaf(file: str, name: str, entry: Any, content: Tensor) -> Tensor:
 
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**62 for value in values)
+    """Return whether a value is a list of counts."""
+    return is_list_of(is_count)(values)

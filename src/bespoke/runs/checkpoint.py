@@ -24,12 +24,13 @@ from bespoke.core import tree
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError, reason
 from bespoke.files import write_atomic
-from bespoke.records import COLUMNS, RESUME
+from bespoke.records import COLUMNS, RESUME, Sound, is_count, is_list_of, is_table_of, is_text
 from bespoke.runs.bounds import Sizes
 
 KEEP = 2
 
 _MANIFEST, _TENSORS = re.compile(r"\d{6,}\.json"), re.compile(r"\d{6,}\.safetensors")
+PATTERNS = (_MANIFEST, _TENSORS, states.PATTERN)  # the names of its files
 
 
 class OtherExperimentError(ValueError):
@@ -46,9 +47,11 @@ class Checkpoint:
     offsets: dict[str, int]
     sums: dict[str, str] | None = None  # checksums of the records up to their offsets; older runs have none
     recent: Sizes = field(default_factory=dict)  # of accepted uploads, for the bound on those to come
+    clients: frozenset[int] = frozenset()  # who have a state in the files, as :func:`load_newest` found them
 
 
 def _digest(content: bytes) -> str:
+    """Return the checksum of a file's content."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -112,41 +115,42 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.pop("manifest", "") != _digest(_canonical(manifest)):
         raise ValueError("the manifest's checksum does not match")
 
-    def require(key: str, sound: bool) -> None:
-        if not sound:
-            raise ValueError(f"its manifest's {key} cannot be right")
-
-    number, names = manifest.get("round"), manifest.get("names")
-    offsets: Any = manifest.get("offsets")
-    sums: Any = manifest.setdefault("sums", None)  # which older runs lack
-    require("round", type(number) is int and f"{number:06d}" == path.stem)
-    require("experiment", isinstance(manifest.get("experiment"), str))
-    require("tensors", isinstance(manifest.get("tensors"), str))
-    files = manifest.get("states")
-    require("states", isinstance(files, list) and all(map(_is_entry, files)))
-    require("offsets", isinstance(offsets, dict) and offsets.keys() == COLUMNS.keys())
-    require("offsets", all(type(offset) is int and offset >= 0 for offset in offsets.values()))
-    if sums is not None:
-        require("sums", isinstance(sums, dict) and sums.keys() == COLUMNS.keys())
-        require("sums", all(isinstance(value, str) for value in sums.values()))
-    recent: Any = manifest.setdefault("recent", {})  # which older runs lack, too
-    require("recent", isinstance(recent, dict) and all(isinstance(column, list) for column in recent.values()))
-    require("recent", all(type(size) is float and 0.0 <= size < math.inf for c in recent.values() for size in c))
-    require("names", isinstance(names, list) and all(isinstance(name, str) for name in names))
+    manifest = {"sums": None, "recent": {}} | manifest  # which older runs lack
+    wrong = next((key for key, sound in _SOUND.items() if not sound(manifest.get(key))), "")
+    if wrong or f"{manifest['round']:06d}" != path.stem:
+        raise ValueError(f"its manifest's {wrong or 'round'} cannot be right")
     return manifest
 
 
-def _is_entry(entry: Any) -> bool:
+def _is_entry(value: Any) -> bool:
     """Return whether a value names a file of states, in this folder, and its checksum."""
-    return (
-        isinstance(entry, dict)
-        and isinstance(file := entry.get("file"), str)
-        and states.PATTERN.fullmatch(file) is not None
-        and isinstance(entry.get("sha256"), str)
-    )
+    return is_table_of(is_text)(value) and "sha256" in value and bool(states.PATTERN.fullmatch(value.get("file", "")))
+
+
+def _is_size(value: Any) -> bool:
+    """Return whether a value is the size of an upload: finite, and not negative."""
+    return type(value) is float and 0.0 <= value < math.inf
+
+
+def _is_by_record(sound: Sound) -> Sound:
+    """Return the check of a table with a ``sound`` value for each file of records."""
+    return lambda value: is_table_of(sound)(value) and value.keys() == COLUMNS.keys()
+
+
+_SOUND: dict[str, Sound] = {  # what the entries of a manifest look like
+    "round": is_count,
+    "experiment": is_text,
+    "tensors": is_text,
+    "states": is_list_of(_is_entry),
+    "offsets": _is_by_record(is_count),
+    "sums": lambda value: value is None or _is_by_record(is_text)(value),
+    "recent": is_table_of(is_list_of(_is_size)),
+    "names": is_list_of(is_text),
+}
 
 
 def _canonical(manifest: dict[str, Any]) -> bytes:
+    """Return the bytes of a manifest that its checksum is of."""
     return json.dumps(manifest, sort_keys=True).encode()
 
 
@@ -190,6 +194,7 @@ def _load(
     clients: int | None,
     state: Tree | None,
 ) -> Checkpoint:
+    """Return the checkpoint of a manifest, verified as :func:`load_newest` says; raise what is wrong with it."""
     manifest = _manifest(path)
     if experiment_hash not in (None, manifest["experiment"]):
         raise OtherExperimentError(f"it belongs to another experiment, {manifest['experiment']}")
@@ -200,9 +205,7 @@ def _load(
         with path.with_name(entry["file"]).open("rb") as file:
             if entry["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
                 raise ValueError(f"the checksum of {entry['file']} does not match")
-    states.check(
-        path.parent, [e["file"] for e in manifest["states"]], clients, None if state is None else {"state": state}
-    )
+    held = states.check(path.parent, [entry["file"] for entry in manifest["states"]], clients, state)
     # Cloned, because views into one buffer are aligned differently from separate tensors, and on some
     # machines the last bit of a matrix product depends on that.
     loaded = safetensors.torch.load(content)
@@ -211,9 +214,10 @@ def _load(
     flat = {n: loaded[n].clone().to(device) for n in manifest["names"]}
     if like is not None and _layout(flat) != _layout(tree.flatten(like)):
         raise ValueError("its tensors are not those of this method's server")
-    kept = (manifest[key] for key in ("states", "offsets", "sums", "recent"))
-    return Checkpoint(manifest["round"], tree.unflatten(flat), *kept)
+    kept = {key: manifest[key] for key in ("round", "states", "offsets", "sums", "recent")}
+    return Checkpoint(server=tree.unflatten(flat), clients=held, **kept)
 
 
 def _layout(flat: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return shape and type of each leaf."""
     return {name: (leaf.shape, leaf.dtype) for name, leaf in flat.items()}

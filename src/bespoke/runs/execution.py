@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from bespoke import __version__
-from bespoke.clients import Clients, processes, states
+from bespoke.clients import Clients, processes
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import CLIENTS, RESUME, ROUNDS, RunFolder
+from bespoke.records import CLIENTS, FEDERATION, RESUME, ROUNDS, RunFolder
 from bespoke.report.summary import trouble
 from bespoke.runs import identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
@@ -56,8 +56,8 @@ def execute(
         store, notes = federation.clients.store, [*notes, *start.notes]
         environment = _environment(federation, start.label) | about
         if processes.first():
-            if not (folder.path / identity.FILE).exists():
-                folder.write_json(identity.FILE, identity.described(pool, content) | described)
+            if not (folder.path / FEDERATION).exists():
+                folder.write_json(FEDERATION, identity.described(pool, content) | described)
             folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
         processes.wait()
 
@@ -116,21 +116,22 @@ def _opened(
     experiment: Experiment, federation: Federation, pool: FederatedData, content: Sequence[str], folder: RunFolder
 ) -> _Start:
     """Return where to begin in a folder that was taken, with states and records as they were there."""
-    first, server, found, label, notes = 1, federation.start(), None, experiment.hash(), list[str]()
+    server, found, label, notes, skipped = federation.start(), None, experiment.hash(), list[str](), list[str]()
     if folder.holds_run():
         label = _label(folder) or label
-        found, notes = _find_start(experiment, folder, federation, server, pool, content, label)
+        stored, notes = _stored(experiment, folder), identity.compare(folder, pool, content)
+        found, skipped = _load(folder, federation, server, label, pool.total_clients)
+        _check_rounds(stored, experiment, folder, found.round if found else 0)
         if found is not None:
-            first, server, federation.bound.recent = found.round + 1, found.server, dict(found.recent)
-    offsets = found.offsets if found else dict.fromkeys(folder.offsets(), 0)
+            server, federation.bound.recent = found.server, dict(found.recent)
     federation.clients.store.open(folder.path / CHECKPOINTS, found.states if found else (), owner=label)
     processes.wait()  # nothing is written before every process has read the folder
     if processes.first():
-        folder.truncate(offsets)
+        folder.truncate(found.offsets if found else dict.fromkeys(folder.offsets(), 0))
         remove_temporaries(folder)
         write_atomic(folder.path / "config.toml", experiment.toml(), RESUME)  # from here on the folder holds a run
         RunFolder.create(folder.path / CHECKPOINTS)
-    return _Start(first, server, label, notes)
+    return _Start(found.round + 1 if found else 1, server, label, notes + skipped)
 
 
 @dataclass(frozen=True)
@@ -149,39 +150,42 @@ class _Reader:
         return self.folder.clients()
 
 
-def _find_start(
-    experiment: Experiment,
-    folder: RunFolder,
-    federation: Federation,
-    server: Tree,
-    pool: FederatedData,
-    content: Sequence[str],
-    label: str,
-) -> tuple[Checkpoint | None, list[str]]:
-    """Return the checkpoint to continue from, after checking that all belongs to this experiment and these data.
-
-    ``server`` is its state before the first round, ``content`` the hashes of the clients' rows, ``label`` the hash that
-    the run's checkpoints bear.
-    """
+def _stored(experiment: Experiment, folder: RunFolder) -> Experiment:
+    """Return the experiment stored in a folder, which must be this one; its number of rounds may differ."""
     stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
     if stored.hash() != experiment.hash():
         raise UserError(
             f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
             f"{experiment.hash()}; {_difference(stored, experiment)}): {ELSEWHERE}"
         )
-    notes = identity.compare(folder, pool, content)
+    return stored
+
+
+def _load(
+    folder: RunFolder, federation: Federation, server: Tree, label: str, clients: int
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the checkpoint to continue from, which fits the records, and notes about it.
+
+    ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear.
+    """
     task = federation.task
     state = federation.algorithm.client_init(task, federation.params, torch.tensor(0, device=task.device))
-    found, skipped = load_newest(
-        folder.path / CHECKPOINTS,
-        task.device,
-        experiment_hash=label,
-        like=server,
-        clients=pool.total_clients,
-        state=state,
+    found, notes = load_newest(
+        folder.path / CHECKPOINTS, task.device, experiment_hash=label, like=server, clients=clients, state=state
     )
-    notes += skipped
-    rounds, done = experiment.training.rounds, found.round if found else 0
+    if found is None:
+        return None, [*notes, f"{folder.path} holds no intact checkpoint: started again from round 1"]
+    if processes.first():
+        folder.verify(found.offsets, found.sums)
+        _check_history(folder, found)
+    if found.sums is None:
+        notes.append(f"{folder.path} has no checksums of its records: only their lengths were compared")
+    return found, notes
+
+
+def _check_rounds(stored: Experiment, experiment: Experiment, folder: RunFolder, done: int) -> None:
+    """Refuse to go on after ``done`` rounds if that is more than wanted, or if the run cannot be extended."""
+    rounds = experiment.training.rounds
     if rounds < done:
         raise UserError(f"{folder.path} has already done {done} rounds: set training.rounds to {done} or more")
     if experiment.training.full_last and done == stored.training.rounds != rounds:
@@ -189,14 +193,6 @@ def _find_start(
             f"{folder.path} has finished with a last round of all clients, so it cannot be extended: "
             f"run {rounds} rounds in another folder"
         )
-    if found is None:
-        notes.append(f"{folder.path} holds no intact checkpoint: started again from round 1")
-    elif processes.first():
-        folder.verify(found.offsets, found.sums)
-        _check_history(folder, found)
-    if found is not None and found.sums is None:
-        notes.append(f"{folder.path} has no checksums of its records: only their lengths were compared")
-    return found, notes
 
 
 def _check_history(folder: RunFolder, found: Checkpoint) -> None:
@@ -208,13 +204,11 @@ def _check_history(folder: RunFolder, found: Checkpoint) -> None:
     evaluated = next((row["round"] for row in reversed(rows) if "evaluated" in row), 0)
     if evaluated and not found.offsets[CLIENTS]:
         raise UserError(f"{folder.path / CLIENTS} does not hold the evaluation of round {evaluated}: {cure}")
-    checkpoints = folder.path / CHECKPOINTS
-    held = {client for entry in found.states for client in states.ids(checkpoints, entry["file"])}
     accepted = {client for row in rows for client in row["cohort"] if str(client) not in row["refused"]}
-    if lacking := accepted - held:
+    if lacking := accepted - found.clients:
         raise UserError(
-            f"the checkpoint of round {found.round} in {checkpoints} has no state of client {min(lacking)}, who took "
-            f"part: {cure}"
+            f"the checkpoint of round {found.round} in {folder.path / CHECKPOINTS} has no state of client "
+            f"{min(lacking)}, who took part: {cure}"
         )
 
 
@@ -244,6 +238,7 @@ def _difference(stored: Experiment, experiment: Experiment) -> str:
 
 
 def _environment(federation: Federation, label: str) -> dict[str, Any]:
+    """Return what ran where, for ``environment.json``."""
     device = federation.task.device
     return {
         "bespoke": __version__,

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 import weakref
@@ -12,17 +11,17 @@ from pathlib import Path
 from bespoke.clients import processes
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
-from bespoke.records import COLUMNS, ROUNDS, RunFolder
+from bespoke.records import CLIENTS, COLUMNS, FEDERATION, ROUNDS, RunFolder
+from bespoke.runs import checkpoint
 from bespoke.runs.lock import LOCK, FolderLock
 
 ELSEWHERE = "choose another folder with --out (out= in Python)"
 CHECKPOINTS = "checkpoints"  # in a run's folder
 
-_RECORDS = (*COLUMNS, "federation.json", "environment.json", "summary.json", CHECKPOINTS)
-_WRITTEN = re.compile(  # every file that a run writes whole, so that it may leave a temporary one behind
-    r"(config\.toml|(federation|environment|summary)\.json|(rounds|clients)\.parquet"
-    r"|\d{6,}\.json|(states-)?\d{6,}\.safetensors)"
-)
+_DESCRIPTIONS = (FEDERATION, "environment.json", "summary.json")
+_RECORDS = (*COLUMNS, *_DESCRIPTIONS, CHECKPOINTS)
+_EXPORTS = [Path(name).with_suffix(".parquet").name for name in (ROUNDS, CLIENTS)]
+_WHOLE = {"config.toml", *_DESCRIPTIONS, *_EXPORTS}  # what a run writes at once, beside checkpoints
 
 
 @contextlib.contextmanager
@@ -64,7 +63,7 @@ def _undo(folder: RunFolder) -> None:
     if (folder.path / ROUNDS).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir())):
         return
     with contextlib.suppress(OSError):
-        for name in ("environment.json", "federation.json"):
+        for name in ("environment.json", FEDERATION):
             (folder.path / name).unlink(missing_ok=True)
         if checkpoints.is_dir():
             checkpoints.rmdir()
@@ -96,11 +95,16 @@ def _check(folder: RunFolder, resume: bool) -> None:
         raise UserError(f"{folder.path} is not empty (it holds {found[0]!r}{more}): empty it, or {ELSEWHERE}")
 
 
+def _is_written(name: str) -> bool:
+    """Return whether a run writes a file of this name whole, so that it may leave a temporary one behind."""
+    return name in _WHOLE or any(pattern.fullmatch(name) for pattern in checkpoint.PATTERNS)
+
+
 def remove_temporaries(folder: RunFolder) -> None:
     """Remove what an interrupted write of this run left behind; call this with the folder taken."""
     for place in (folder.path, folder.path / CHECKPOINTS):
         for entry in os.scandir(place) if place.is_dir() else ():
             name = temporary_of(entry.name)
-            if name and _WRITTEN.fullmatch(name) and entry.is_file(follow_symlinks=False):
+            if name and _is_written(name) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)

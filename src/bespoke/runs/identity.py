@@ -7,7 +7,7 @@ Keys, cohorts and stored states go by a client's place, so a run continues only 
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,17 @@ from torch import Tensor
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.errors import UserError
-from bespoke.records import ROUNDS, RunFolder
+from bespoke.records import FEDERATION, ROUNDS, RunFolder, Sound, is_count, is_list_of, is_text
 from bespoke.runs.folder import ELSEWHERE
 
-FILE = "federation.json"
 PIECE = 2**24  # bytes of rows gathered at once
 
 _SIZES = ("train", "val", "test")
+_LISTS: dict[str, Sound] = {  # with an entry for each client
+    "names": is_list_of(is_text),
+    **dict.fromkeys(_SIZES, is_list_of(is_count)),
+    "content": is_list_of(is_text),
+}
 
 
 def described(pool: FederatedData, content: Sequence[str]) -> dict[str, Any]:
@@ -56,21 +60,24 @@ def content_hashes(pool: FederatedData) -> list[str]:
     kinds = [(name, str(leaf.dtype), list(leaf.shape[1:])) for name, leaf in tree.flatten(pool.extra).items()]
     kind = repr([str(pool.x.dtype), list(pool.x.shape[1:]), str(pool.y.dtype), list(pool.y.shape[1:]), kinds]).encode()
     step = max(1, PIECE // max(1, sum(math.prod(t.shape[1:]) * t.element_size() for t in (pool.x, pool.y))))
-    found, piece, start = [], np.empty((0, 0), dtype=np.uint8), 0  # `piece` holds the rows from `start` on
-    at = 0
-    for client, end in enumerate(counts.sum(axis=0).cumsum().tolist()):
+    pieces, piece = _pieces(pool, order, step), np.empty((0, 0), dtype=np.uint8)
+    found = []
+    for client, rows in enumerate(counts.sum(axis=0).tolist()):
         digest = hashlib.blake2b(kind + counts[:, client].tobytes(), digest_size=16)
         for constants in extra.values():
             digest.update(constants[client].data)
-        while at < end:
-            if at == start + len(piece):
-                rows, start = order[at : at + step], at
-                piece = np.concatenate([_bytes(t[rows]) for t in (pool.x, pool.y)], axis=1)
-            upto = min(end, start + len(piece))
-            digest.update(piece[at - start : upto - start].data)
-            at = upto
+        while rows:
+            piece = piece if len(piece) else next(pieces)
+            digest.update(piece[:rows].data)
+            rows, piece = max(0, rows - len(piece)), piece[rows:]
         found.append(digest.hexdigest())
     return found
+
+
+def _pieces(pool: FederatedData, order: Tensor, step: int) -> "Iterator[np.ndarray[Any, Any]]":
+    """Yield the bytes of x and y in the order of rows (n,), ``step`` rows at once: uint8 (step, bytes)."""
+    for rows in order.split(step):
+        yield np.concatenate([_bytes(t[rows]) for t in (pool.x, pool.y)], axis=1)
 
 
 def _bytes(values: Tensor) -> "np.ndarray[Any, Any]":
@@ -85,7 +92,9 @@ def compare(folder: RunFolder, pool: FederatedData, content: Sequence[str]) -> l
     if told is None and not (folder.path / ROUNDS).exists():
         return []  # it ended before it wrote any
     if told is None:
-        return [f"{folder.path / FILE} is missing, so the data could not be compared with those the run began with"]
+        return [
+            f"{folder.path / FEDERATION} is missing, so the data could not be compared with those the run began with"
+        ]
     here = dict(zip(_SIZES, (getattr(pool, name).sizes for name in _SIZES), strict=True))
     known = told.get("content")
     there = zip(told["names"], *(told[name] for name in _SIZES), known or told["names"], strict=True)
@@ -121,16 +130,19 @@ def _how(old: Any, new: Any, there: Sequence[str], here: Sequence[str]) -> str:
 
 def _read(folder: RunFolder) -> dict[str, Any] | None:
     """Return the stored description, None if there is none; refuse one that is damaged."""
-    path = folder.path / FILE
+    path = folder.path / FEDERATION
     if not path.exists() and not path.is_symlink():
         return None
-    told = folder.read_json(FILE)
-    lists = [told.get(key) if isinstance(told, dict) else None for key in ("names", *_SIZES)]
-    lists += [told["content"]] if isinstance(told, dict) and "content" in told else []
-    kinds = (str, int, int, int, str)
-    if not all(
-        isinstance(values, list) and len(values) == len(lists[0] or ()) and all(isinstance(v, kind) for v in values)
-        for values, kind in zip(lists, kinds, strict=False)
-    ) or not isinstance(told.get("clients"), int):
+    told = folder.read_json(FEDERATION)
+    if not _is_description(told):
         raise UserError(f"{path} is damaged: restore it, or run the experiment again in another folder")
-    return told
+    return dict(told)
+
+
+def _is_description(value: Any) -> bool:
+    """Return whether a value is what :func:`described` returns, as far as that is compared."""
+    if not isinstance(value, dict):
+        return False
+    lists = [key for key in _LISTS if key != "content" or key in value]  # older runs have no hashes
+    sound = is_count(value.get("clients")) and all(_LISTS[key](value.get(key)) for key in lists)
+    return sound and len({len(value[key]) for key in lists}) == 1

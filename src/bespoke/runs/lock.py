@@ -1,6 +1,7 @@
 """A lock that one program holds on a folder."""
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -26,9 +27,10 @@ class FolderLock:
         """Take the lock alone, or ``join`` those who share it; refuse at once if that is impossible."""
         self._path = folder / LOCK
         self.note = ""  # why there is no lock, where the file system has none
-        self._descriptor: int | None = self._open(os.O_RDONLY if join else os.O_RDWR | os.O_CREAT)
+        self._descriptor = self._open(os.O_RDONLY if join else os.O_RDWR | os.O_CREAT)
+        self._closed = False
         try:
-            self._flock("LOCK_SH" if join else "LOCK_EX")
+            self._flock(fcntl.LOCK_SH if join else fcntl.LOCK_EX)
             if not join:
                 self._sign()
         except BaseException:
@@ -37,20 +39,20 @@ class FolderLock:
 
     def share(self) -> None:
         """Let other processes join; another program that takes the lock in between is told to be the holder."""
-        self._flock("LOCK_SH")
+        self._flock(fcntl.LOCK_SH)
 
     def close(self) -> None:
         """Let go, also for forked children that inherited the lock."""
-        if self._descriptor is not None:
+        if not self._closed:
+            self._closed = True
             if not self.note:
-                self._system("LOCK_UN")
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
-            self._descriptor = None
 
     def _open(self, how: int) -> int:
         """Open the lock's file, which must be ours or new, and no link; a later program does not inherit it."""
         try:
-            descriptor = os.open(self._path, how | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+            descriptor = os.open(self._path, how | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR):
                 raise self._foreign() from None
@@ -62,33 +64,27 @@ class FolderLock:
         return descriptor
 
     def _foreign(self) -> UserError:
+        """Return the mistake of a folder where something else has the lock's name."""
         return UserError(f"{self._path} is not the lock of a run: move it away, or choose another folder")
 
-    def _flock(self, how: str) -> None:
+    def _flock(self, how: int) -> None:
+        """Take the lock in this way at once, or say who holds it; note it where there are no locks."""
         try:
-            self._system(how)
+            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
-            told = os.pread(self._descriptor or 0, 300, 0).decode(errors="replace").partition("\n")[0]
+            told = os.pread(self._descriptor, 300, 0).decode(errors="replace").partition("\n")[0]
             holder = told.removeprefix(_MARK) or "of unknown name"
             raise UserError(
                 f"{self._path.parent} is in use by another process ({holder}): wait until it has ended, or choose "
                 "another folder"
             ) from None
-        except (ImportError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
                 raise write_error(self._path, error) from error
             self.note = f"{self._path.parent} cannot be locked here: start no second run in it while this one goes on"
 
-    def _system(self, how: str) -> None:
-        import fcntl  # which Windows lacks
-
-        if self._descriptor is not None:
-            fcntl.flock(self._descriptor, getattr(fcntl, how) | fcntl.LOCK_NB)
-
     def _sign(self) -> None:
         """Write who holds the lock; for people, so that no room for it is no error."""
-        if self._descriptor is None:
-            return
         text = f"{_MARK}host {socket.gethostname()}, pid {os.getpid()}\n".encode()
         try:
             os.pwrite(self._descriptor, text, 0)
