@@ -6,7 +6,7 @@ from torch import Tensor
 from bespoke.core.data import FederatedData
 
 FAR = 100.0  # times the median client
-SMALL = 0.01  # a feature's share of the whole below which it is rare rather than in other units
+NEAR = 10.0  # times the median: clients whose features differ less agree on the unit
 ROWS = 64  # of a client to look at
 PIECE = 2**22  # numbers squared at once
 NAMED = 5  # clients in one note
@@ -16,8 +16,8 @@ def odd_scales(pool: FederatedData) -> list[str]:
     """Return a note that names the clients whose inputs are far larger or smaller than the median client's.
 
     The size of a client's inputs is their root mean square over its first train rows: of all numbers, and, for rows of
-    numbers (N, F), of each feature that is not small on the median client, where only larger ones count. Of two clients
-    both are named.
+    numbers (N, F), of each feature on whose size all clients but one agree, where only larger ones count. Of two
+    clients both are named.
     """
     if len(pool.train.sizes) < 2 or not (pool.x.is_floating_point() or pool.x.dtype == torch.uint8):
         return []
@@ -26,7 +26,10 @@ def odd_scales(pool: FederatedData) -> list[str]:
     usual, usual_whole = found.median(dim=0).values, whole.median()
     if float(usual_whole) == 0.0:
         return []
-    by_feature = torch.where(usual > SMALL * usual_whole, found / usual, 1.0).amax(dim=1)
+    times = torch.where(usual > 0.0, found / usual, 0.0)
+    ordered = times.sort(dim=0).values
+    agreed = (ordered[0] >= 1.0 / NEAR) & (ordered[-2] <= NEAR)  # by all clients but the largest
+    by_feature = torch.where(agreed, times, 1.0).amax(dim=1)
     ratios = torch.where(by_feature > FAR, by_feature, whole / usual_whole).tolist()
     odd = [c for c, ratio in enumerate(ratios) if not 1.0 / FAR <= ratio <= FAR and pool.train.sizes[c]]
     if odd and len(ratios) == 2:

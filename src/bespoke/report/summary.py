@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -232,6 +232,21 @@ def trouble(summary: dict[str, Any]) -> str:
     if 2 * refused > summary["participations"]:
         return f"{refused} of {summary['participations']} uploads were refused"
     return ""
+
+
+def often_refused(rounds: Iterable[Line], names: Sequence[str], most: int = 5) -> list[str]:
+    """Return a note that names the clients most of whose uploads were refused, with the last reason; few of many."""
+    asked: Counter[int] = Counter()
+    refused: Counter[int] = Counter()
+    why: dict[int, str] = {}
+    for row in rounds:
+        asked.update(row["cohort"])
+        for client, reason in row["refused"].items():
+            refused[int(client)] += 1
+            why[int(client)] = reason
+    found = [client for client, count in refused.items() if 2 * count > asked[client]]
+    notes = [f"{refused[c]} of {asked[c]} uploads of {names[c]} were refused: {why[c]}" for c in found[:most]]
+    return notes + ([f"most uploads of {len(found) - most} more clients were refused"] if len(found) > most else [])
 
 
 def sentence(summary: dict[str, Any], select: str = "last") -> str:

@@ -8,10 +8,13 @@ name. Only files that this run wrote are removed: those that its manifests name,
 experiment.
 """
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 import re
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,10 +73,21 @@ def save(folder: Path, checkpoint: Checkpoint, experiment_hash: str) -> None:
         "names": list(flat),  # safetensors does not keep their order, and sums over a tree depend on it
     }
     stem = f"{checkpoint.round:06d}"
-    write_atomic(folder / f"{stem}.safetensors", content, RESUME)
     signed = json.dumps(manifest | {"manifest": _digest(_canonical(manifest))})
-    write_atomic(folder / f"{stem}.json", signed, RESUME)
+    for path, data in ((folder / f"{stem}.safetensors", content), (folder / f"{stem}.json", signed)):
+        _make_way(path, experiment_hash)
+        write_atomic(path, data, RESUME)
     _remove_others(folder, checkpoint.round, experiment_hash)
+
+
+def _make_way(path: Path, experiment_hash: str) -> None:
+    """Move a file aside that this run cannot know to be its own, a damaged one of its own included."""
+    if not os.path.lexists(path) or states.owner(path) == experiment_hash:
+        return
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if path.suffix == ".json" and _manifest(path)["experiment"] == experiment_hash:
+            return
+    path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.aside"))
 
 
 def _remove_others(folder: Path, newest: int, experiment_hash: str) -> None:

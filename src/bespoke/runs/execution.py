@@ -18,7 +18,7 @@ from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import CLIENTS, FEDERATION, RESUME, ROUNDS, RunFolder
-from bespoke.report.summary import trouble
+from bespoke.report.summary import often_refused, trouble
 from bespoke.runs import identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
 from bespoke.runs.experiment import Experiment, from_tables
@@ -80,7 +80,7 @@ def execute(
             callbacks=callbacks if processes.first() else (),
         )
         done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes)
-        done.notes += filter(None, [trouble(done.summary)])
+        done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
         _conclude(done, environment, exports=out is not None)
     return done
 
@@ -119,7 +119,7 @@ def _opened(
     server, found, label, notes, skipped = federation.start(), None, experiment.hash(), list[str](), list[str]()
     if folder.holds_run():
         label = _label(folder) or label
-        stored, notes = _stored(experiment, folder), identity.compare(folder, pool, content)
+        stored, notes = _stored(experiment, folder, pool, content), identity.compare(folder, pool, content)
         found, skipped = _load(folder, federation, server, label, pool.total_clients)
         _check_rounds(stored, experiment, folder, found.round if found else 0)
         if found is not None:
@@ -150,10 +150,12 @@ class _Reader:
         return self.folder.clients()
 
 
-def _stored(experiment: Experiment, folder: RunFolder) -> Experiment:
+def _stored(experiment: Experiment, folder: RunFolder, pool: FederatedData, content: Sequence[str]) -> Experiment:
     """Return the experiment stored in a folder, which must be this one; its number of rounds may differ."""
     stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
     if stored.hash() != experiment.hash():
+        if (stored.data.name, experiment.data.name) == ("arrays", "arrays"):
+            identity.compare(folder, pool, content)  # which names the client whose data differ
         raise UserError(
             f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
             f"{experiment.hash()}; {_difference(stored, experiment)}): {ELSEWHERE}"

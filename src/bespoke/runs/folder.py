@@ -35,7 +35,8 @@ def taken(out: str | Path | None, resume: bool) -> Iterator[tuple[RunFolder, lis
         made = None
         if processes.first():
             made = _temporary_folder() if out is None else RunFolder.create(out)
-            _check(made, resume)  # so that a refused folder is left as it is, without a lock
+            if not made.holds_run():  # who runs there is told before anything else
+                _check(made, resume)  # so that a refused folder is left as it is, without a lock
             lock = held.enter_context(contextlib.closing(FolderLock(made.path)))
             _check(made, resume)  # again, because another run may have begun in between
             if processes.world() > 1:

@@ -1,5 +1,6 @@
 """A lock that one program holds on a folder."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -20,7 +21,8 @@ class FolderLock:
     """An operating system's lock on a folder, held until :meth:`close` or the end of the process.
 
     Several processes may hold it together: the first takes it alone and calls :meth:`share`, then the others join.
-    Nobody can take it alone before all have let go.
+    Nobody can take it alone before all have let go. The folder itself is locked as well, where the file system can,
+    since people remove lock files.
     """
 
     def __init__(self, folder: Path, *, join: bool = False) -> None:
@@ -28,6 +30,7 @@ class FolderLock:
         self._path = folder / LOCK
         self.note = ""  # why there is no lock, where the file system has none
         self._descriptor = self._open(os.O_RDONLY if join else os.O_RDWR | os.O_CREAT)
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._closed = False
         try:
             self._flock(fcntl.LOCK_SH if join else fcntl.LOCK_EX)
@@ -45,9 +48,10 @@ class FolderLock:
         """Let go, also for forked children that inherited the lock."""
         if not self._closed:
             self._closed = True
-            if not self.note:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            os.close(self._descriptor)
+            for descriptor in (self._folder, self._descriptor):
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
 
     def _open(self, how: int) -> int:
         """Open the lock's file, which must be ours or new, and no link; a later program does not inherit it."""
@@ -71,6 +75,7 @@ class FolderLock:
         """Take the lock in this way at once, or say who holds it; note it where there are no locks."""
         try:
             fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+            self._flock_folder(how)
         except BlockingIOError:
             told = os.pread(self._descriptor, 300, 0).decode(errors="replace").partition("\n")[0]
             holder = told.removeprefix(_MARK) or "of unknown name"
@@ -82,6 +87,15 @@ class FolderLock:
             if error.errno not in _NO_LOCKS:
                 raise write_error(self._path, error) from error
             self.note = f"{self._path.parent} cannot be locked here: start no second run in it while this one goes on"
+
+    def _flock_folder(self, how: int) -> None:
+        """Lock the folder itself in the same way, if the file system can do that."""
+        try:
+            fcntl.flock(self._folder, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
 
     def _sign(self) -> None:
         """Write who holds the lock; for people, so that no room for it is no error."""

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from bespoke.clients import processes
+from bespoke.clients import processes, states
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData
@@ -155,16 +155,16 @@ class Run:
         if not processes.first():
             return folder
         found = self.federation.task.constants()
-        constants = {"constants": found} if found else {}
+        constants, owner = {"constants": found} if found else {}, self.experiment.hash()
         with contextlib.closing(FolderLock(self.folder.path)):
             RunFolder.create(folder)
             for file, model in zip(file_names(list(models)), models.values(), strict=True):
                 held = tree.flatten(constants | model.personal)
                 flat = {n: t.cpu().contiguous().clone() for n, t in held.items()}
                 path = folder / f"{file}.safetensors"
-                if os.path.lexists(path) and not _is_like(path, flat):
+                if os.path.lexists(path) and states.owner(path) != owner:
                     raise UserError(f"{path} is no model of this run: move it away, then save the models again")
-                write_atomic(path, safetensors.torch.save(flat), RESUME)
+                write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner}), RESUME)
         return folder
 
 
@@ -184,15 +184,3 @@ def file_names(names: Sequence[str]) -> list[str]:
         else file
         for name, file in zip(names, encoded, strict=True)
     ]
-
-
-def _is_like(path: Path, flat: dict[str, Tensor]) -> bool:
-    """Return whether a file holds tensors of these names and shapes, as an earlier model of the same client does."""
-    if path.is_symlink():
-        return False
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, ValueError, safetensors.SafetensorError):
-        return False
-    return shapes == {name: list(leaf.shape) for name, leaf in flat.items()}
