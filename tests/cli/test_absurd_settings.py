@@ -7,7 +7,7 @@ from small_runs import command, experiment, write
 
 import bespoke
 from bespoke.core import memory
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError, shown, visible
 from bespoke.files import parse_toml
 from bespoke.report.runs import find_runs
 from bespoke.runs import api
@@ -98,7 +98,7 @@ def test_the_clients_states_must_fit_into_memory(monkeypatch):
 
 def test_memory_that_runs_out_is_told_in_a_sentence(monkeypatch, tmp_path):
     for error in (
-        MemoryError("Unable to allocate 9. TiB"),
+        MemoryError("Unable to allocate 9. TiB\x1b[2J"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
     ):
 
@@ -107,7 +107,7 @@ def test_memory_that_runs_out_is_told_in_a_sentence(monkeypatch, tmp_path):
 
         monkeypatch.setattr(api, "execute", fail)
         found = command("run", write(tmp_path / "x.toml"), "--out", tmp_path / "run").sentence
-        assert found.startswith(f"the memory is too small: {error}; choose smaller settings")
+        assert found.startswith(f"the memory is too small: {visible(str(error))}; choose smaller settings")
 
 
 # --- files that are no experiments ---------------------------------------------------------------------------------

@@ -623,6 +623,15 @@ def spoiled(value):
 
 
 GOOD = (GOOD_X, GOOD_Y)
+
+
+class Wordless:
+    """What cannot be an array, and does not say why."""
+
+    def __array__(self, *_, **__):
+        raise ValueError
+
+
 BAD_CLIENTS = [
     ([], {}, "there are no clients"),
     ({}, {}, "there are no clients"),
@@ -655,6 +664,8 @@ BAD_CLIENTS = [
     ([Stream()], {}, "Dataset of client '0' has no length"),
     ([TensorDataset(torch.zeros(4, 3))], {}, "Dataset of client '0' does not give"),
     ([Pairs([np.zeros(2), np.zeros(3)], [0, 1])], {}, "Dataset of client '0' does not give"),
+    ([(Wordless(), [0])], {}, "x of client '0' is not an array: ValueError"),
+    ([Pairs([Wordless()], [0])], {}, "does not give .* of one shape: ValueError"),
 ]
 
 

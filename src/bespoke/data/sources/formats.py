@@ -226,7 +226,7 @@ def _cifar(files: Files, train: list[str], test: str, labels: int, entry: Entry)
     row = labels + 3072
     for member in files.members(lambda name: name.rpartition("/")[2] in names):
         with reading(member.where):
-            content = member.read((entry.most_rows or files.allowance.most // row) * row)
+            content = member.read((entry.most_rows or int(files.allowance.most) // row) * row)
             rows = np.frombuffer(content, np.uint8).reshape(-1, row)
             x[member.last], y[member.last] = rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].copy()
     missing = [name for name in names if name not in x]
