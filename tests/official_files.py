@@ -30,10 +30,12 @@ def tar_gz(path, contents):
     return [path]
 
 
-def zipped(path, contents):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+def zipped(path, contents, kind=zipfile.ZIP_DEFLATED):
+    """Contents are bytes, or pieces of bytes."""
+    with zipfile.ZipFile(path, "w", kind, compresslevel=1) as archive:
         for name, content in contents.items():
-            archive.writestr(name, content)
+            with archive.open(name, "w", force_zip64=True) as file:
+                file.writelines([content] if isinstance(content, bytes) else content)
     return [path]
 
 

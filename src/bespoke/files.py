@@ -14,6 +14,16 @@ from typing import Any
 from bespoke.errors import UserError
 
 _MOST_BYTES, _MOST_LEVELS, _MOST_BITS = 2**18, 4, 4096  # of a file of settings, its tables, and a whole number
+_MOST_DOTS = 50  # of a key
+# Without its end, a string goes on to the end of the line or of the text, where TOML refuses it.
+_STRING_OR_COMMENT = re.compile(
+    r'"""(?:\\?.)*?(?:"{3,5}|\Z)'
+    r"|'{3}.*?(?:'{3,5}|\Z)"
+    r'|"(?:\\?[^\n])*?(?:"|$)'
+    r"|'[^\n]*?(?:'|$)"
+    r"|#[^\n]*",
+    re.DOTALL | re.MULTILINE,
+)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -87,8 +97,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML text; a ValueError refuses deep nesting and numbers of thousands of digits."""
-    parts = (part for line in text.splitlines() if not line.startswith("#") for part in line.split("="))
-    if any(part.count(".") > 50 for part in parts):  # a.b.c... takes tomllib the square of its length
+    words = re.split(r"[=,\[\]{}\n]", _STRING_OR_COMMENT.sub("", text))  # only a key has several dots between these
+    if any(word.count(".") > _MOST_DOTS for word in words):  # a.b.c... takes tomllib the square of its length
         raise ValueError(_TOO_DEEP)
     try:
         found = tomllib.loads(text)

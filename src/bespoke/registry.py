@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
 
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError, reason, shown
 
 T = TypeVar("T")
 
@@ -159,9 +159,8 @@ def _import(name: str, top: str, place: str, where: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a user's module may fail in any way
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise UserError(f"{where}: the package {top} ({place}) has no module {name!r}: correct the name") from None
-        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{where}: the module {name!r} cannot be imported ({type(error).__name__}: {reason}): "
+            f"{where}: the module {name!r} cannot be imported ({type(error).__name__}: {reason(error)}): "
             f"correct {_place(error, place)}"
         ) from error
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from small_runs import command, experiment, write
 
 import bespoke
 from bespoke.core import memory
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError, shown, visible
+from bespoke.files import parse_toml
 from bespoke.report.runs import find_runs
 from bespoke.runs import api
 
@@ -96,21 +96,9 @@ def test_the_clients_states_must_fit_into_memory(monkeypatch):
     bespoke.run(many, device="cpu", states="disk")
 
 
-def test_tokens_without_a_word_vector_are_refused(tmp_path):
-    x = np.arange(40).reshape(8, 5)
-    for name in "ab":
-        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(8) % 2)
-    data = bespoke.DataSettings("files", path=str(tmp_path / "*.npz"))
-    few = bespoke.Experiment(data=data, model=bespoke.ModelSettings("sent140_lstm", vocabulary=39))
-    with pytest.raises(
-        UserError, match=r"tokens from 0 to 39, but the model has word vectors for 0 to 38: set .* to 40 or"
-    ):
-        bespoke.run(few)
-
-
 def test_memory_that_runs_out_is_told_in_a_sentence(monkeypatch, tmp_path):
     for error in (
-        MemoryError("Unable to allocate 9. TiB"),
+        MemoryError("Unable to allocate 9. TiB\x1b[2J"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
     ):
 
@@ -119,7 +107,7 @@ def test_memory_that_runs_out_is_told_in_a_sentence(monkeypatch, tmp_path):
 
         monkeypatch.setattr(api, "execute", fail)
         found = command("run", write(tmp_path / "x.toml"), "--out", tmp_path / "run").sentence
-        assert found.startswith(f"the memory is too small: {error}; choose smaller settings")
+        assert found.startswith(f"the memory is too small: {visible(str(error))}; choose smaller settings")
 
 
 # --- files that are no experiments ---------------------------------------------------------------------------------
@@ -128,6 +116,9 @@ FILES = {
     "deep lists": (f"a = {2000 * '['}{2000 * ']'}", "nested too deeply"),
     "deep tables": (f"a = {2000 * '{a='}1{2000 * '}'}", "nested too deeply"),
     "deep names": (f"[{'.'.join(2000 * 'a')}]", "nested too deeply"),
+    "deep names in a table": (f"a = {{{'.'.join(5000 * 'a')} = 1}}", "nested too deeply"),
+    "deep names in quotes": (".".join(5000 * ['"a"']) + " = 1", "nested too deeply"),
+    "deep names behind a list": (f"a = [\n1, {{'a' = 'b', {' . '.join(5000 * 'a')} = 1}}]", "nested too deeply"),
     "five levels": ("[data]\nname = [[[[1]]]]", "nested too deeply"),
     "a long number": (f"seed = {5000 * '9'}", "thousands of digits"),
     "a long hexadecimal number": (f"seed = 0x{5000 * 'f'}", "thousands of digits"),
@@ -147,6 +138,22 @@ def test_a_file_that_is_no_experiment(name, tmp_path):
     (tmp_path / "x.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     found = command("run", tmp_path / "x.toml", "--out", tmp_path / "run").sentence
     assert words in found and len(found) < len(str(tmp_path)) + 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a = [{', '.join(60 * ['0.5'])}]",
+        f"a = [\n{60 * '0.5, '}\n{{b.c = 1}}]",
+        f"a = '{60 * 'b.'}' # {60 * 'b.'}",
+        f'a = "\\"{60 * "b."}"',
+        f'a = """\n\'{60 * "b."}"""""\nb.c = 1',
+        f"a = '''\n{60 * 'b.'}\n'''",
+        f"  # {60 * 'b.'}\r\na = 1",
+    ],
+)
+def test_dots_outside_of_keys_are_no_nesting(text):
+    assert "a" in parse_toml(text)
 
 
 # --- run folders ---------------------------------------------------------------------------------------------------

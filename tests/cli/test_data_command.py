@@ -149,6 +149,11 @@ def test_list_as_json(run, rows, tmp_path):
     assert found["digits"]["here"] and set(found["digits"]) == set(found["mnist"])
 
 
+def test_list_escapes_what_could_steer_a_terminal(run, rows, tmp_path):
+    run("import", "mnist", npz(tmp_path / "a\x1b[2J.npz", *rows))
+    assert "a\\x1b[2J.npz" in run("list").out and "\x1b" not in run("list").out
+
+
 def test_list_on_a_terminal_is_a_table():
     main, child = pty.openpty()
     code = "from bespoke.cli.data import app; app(['list'], standalone_mode=False)"

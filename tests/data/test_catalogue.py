@@ -284,7 +284,11 @@ def test_a_content_with_a_wrong_hash_is_kept_aside(server, folder):
     assert list(folder.rglob("*.gz")) == []
 
 
-def test_a_failed_download_says_what_where_and_how_else(server, folder):
+def wordless(*_, **__):
+    raise ValueError("\n")
+
+
+def test_a_failed_download_says_what_where_and_how_else(server, folder, monkeypatch):
     x, y = rows()
     entry = served(server, x, y)
     (server.folder / entry.files[1].name).unlink()
@@ -295,6 +299,9 @@ def test_a_failed_download_says_what_where_and_how_else(server, folder):
     assert told.endswith("get the file elsewhere and run bespoke data import mnist FILE") and "\n" not in told
     gone = replace(entry, files=(File("a.gz", ("http://127.0.0.1:9/a.gz",)),))
     with pytest.raises(UserError, match=r"cannot download a\.gz from http://127\.0\.0\.1:9/a\.gz: .*refused"):
+        acquire.fetch(gone)
+    monkeypatch.setattr("pooch.retrieve", wordless)
+    with pytest.raises(UserError, match=r"from http://127\.0\.0\.1:9/a\.gz: ValueError; get"):
         acquire.fetch(gone)
 
 

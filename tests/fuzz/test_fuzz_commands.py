@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+from fuzz_profile import hostile
 from hypothesis import given
 from hypothesis import strategies as st
 from odd_settings import KINDS, NAMES, TABLES, values
@@ -91,6 +92,7 @@ def unreachable(*_, **__):
     raise UserError("nothing is downloaded here")
 
 
+@hostile()
 @given(lines())
 def test_any_command_line_ends_in_a_result_or_a_sentence(line):
     before = os.getcwd()

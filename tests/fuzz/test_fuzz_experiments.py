@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+from fuzz_profile import hostile
 from hypothesis import given
 from hypothesis import strategies as st
 from odd_settings import KINDS, OTHERS, SMALL, fitting, often, seldom, tables, values
@@ -80,6 +81,7 @@ def refused(action):
         return None
 
 
+@hostile()
 @given(experiments(), st.sampled_from([None, None, "fedrep", "FedRep", "nothing", "os:system"]))
 def test_any_text_is_an_experiment_or_is_refused(text, algorithm):
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fuzz_profile import hostile
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import experiment, records, sign
@@ -104,6 +105,7 @@ def harm(root, run, kind, number, *how):
             pass  # it was damaged before
 
 
+@hostile(10)
 @given(st.lists(damages, min_size=1, max_size=3))
 def test_a_damaged_folder_gives_the_right_result_or_one_sentence(made, tmp_path_factory, harms):
     root = tmp_path_factory.mktemp("folder")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import official_files as official
 import pytest
+from fuzz_profile import hostile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,6 +162,7 @@ def low(monkeypatch):
     monkeypatch.setenv("BESPOKE_MAX_BYTES", str(2**20))
 
 
+@hostile()
 @given(st.data())
 def test_a_mutated_file_is_stored_or_refused_in_one_sentence(monkeypatch, data):
     kind = data.draw(st.sampled_from(kinds()), "kind")

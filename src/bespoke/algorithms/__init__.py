@@ -33,7 +33,7 @@ from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.algorithms.qlsd import QLSD
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 from bespoke.registry import Registry
 
 Factory = Callable[..., Algorithm]
@@ -84,9 +84,8 @@ def _factory(thing: Any, where: str) -> Factory:
     try:
         made = thing()
     except Exception as error:  # a user's class may fail in any way
-        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{where}: {name}() fails ({reason}): give every field a default that is allowed"
+            f"{where}: {name}() fails ({reason(error)}): give every field a default that is allowed"
         ) from error
     if not isinstance(made, Algorithm):
         raise UserError(

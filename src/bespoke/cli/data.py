@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from bespoke.errors import visible
+
 app = typer.Typer(help="Download, import, list and inspect data sets.", no_args_is_help=True)
 
 Trust = Annotated[
@@ -16,12 +18,13 @@ Trust = Annotated[
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def _stored(name: str, manifest: dict[str, Any]) -> None:
     checked = "verified" if manifest["verified"] else "trusted, not verified"
-    print(f"{name}: {manifest['rows']} rows, {manifest['classes']} classes, {_size(manifest['bytes'])}, {checked}")
+    facts = f"{manifest['rows']} rows, {manifest['classes']} classes, {_size(manifest['bytes'])}, {checked}"
+    print(visible(f"{name}: {facts}"))
     if not manifest["official_order"]:
         _tell(f"note: the rows of {name} are not in the official order: published partitions cannot be replayed on it")
 
@@ -126,18 +129,19 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print the result
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = [_cells(row) for row in rows]
+    table = [[visible(cell) for cell in _cells(row)] for row in rows]
     heads = ["name", "here", "size", "rows", "classes", "checked", "source"]
     numbers = range(2, 5)
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         shown = Table(box=None, header_style="bold")
         for i, head in enumerate(heads):
             shown.add_column(head, no_wrap=head != "source", justify="right" if i in numbers else "left")
         for cells in table:
-            shown.add_row(*cells)
+            shown.add_row(*map(Text, cells))
         Console().print(shown)
         return
     from bespoke.report.table import aligned

@@ -47,19 +47,19 @@ def main() -> None:
         text = error.format_message().rstrip(".")
         if isinstance(error, click.NoSuchOption) and command.endswith(" run"):
             text = _as_setting(error.option_name) or f"{text}; change the experiment's settings with --set"
-        _fail(visible(f"bespoke: {text} (see {command} --help)"))
+        _refuse(f"{text} (see {command} --help)")
     except click.Abort:
         sys.exit(130)
     except UserError as error:
-        _fail(visible(f"bespoke: {error}"))
+        _refuse(str(error))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the pipe is gone: nobody would see a message
         sys.exit(141)
     except OSError as error:  # no room for temporary files, a folder that may not be read
-        _fail(visible(f"bespoke: {error.filename or 'the system'}: {error.strerror or error}"))
+        _refuse(f"{error.filename or 'the system'}: {error.strerror or error}")
     except Exception as error:
         if _is_out_of_memory(error):
-            _fail(f"bespoke: the memory is too small: {reason(error)}; choose smaller settings, or --states disk")
+            _refuse(f"the memory is too small: {reason(error)}; choose smaller settings, or --states disk")
         if not _several():
             raise
         _fail(traceback.format_exc().rstrip(), 1)
@@ -103,7 +103,12 @@ def _one_voice() -> Iterator[None]:
         yield
 
 
-def _fail(text: str, code: int = 2) -> NoReturn:
+def _refuse(sentence: str) -> NoReturn:
+    """End with one sentence, safe for a terminal, and exit code 2."""
+    _fail(visible(f"bespoke: {sentence}"), 2)
+
+
+def _fail(text: str, code: int) -> NoReturn:
     if _several():
         from bespoke.clients import processes
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bespoke.core.data import FederatedData
 from bespoke.data import Partition, partitioned
-from bespoke.errors import UserError
+from bespoke.errors import UserError, visible
 from bespoke.report.bubbles import bubble_chart
 from bespoke.report.charts import check_path
 from bespoke.runs.experiment import load
@@ -49,7 +49,7 @@ class Shown:
         low, middle, high = self.sizes
         new = f" ({self.new_clients} of them new)" if self.new_clients else ""
         lines = [
-            f"{self.experiment}: {self.data}, {self.rows:,} rows of {self.num_classes} classes",
+            f"{visible(self.experiment)}: {visible(self.data)}, {self.rows:,} rows of {self.num_classes} classes",
             f"clients            {self.clients}{new}",
             f"rows per client    {low} to {high}, median {middle:g}",
             f"  to train on      {self.train_sizes[0]} to {self.train_sizes[2]}, median {self.train_sizes[1]:g}",
@@ -63,7 +63,7 @@ class Shown:
         ]
         if self.conditions:
             names, counts = np.unique(self.conditions, return_counts=True)
-            told = ", ".join(f"{n} x {name}" for name, n in zip(names, counts, strict=True))
+            told = ", ".join(f"{n} x {visible(name)}" for name, n in zip(names, counts, strict=True))
             lines.append(f"images             {told}")
         return "\n".join(lines) + "\n"
 

@@ -17,7 +17,10 @@ def require(needed: float, what: str, cure: str) -> None:
 
 
 def free() -> float:
-    """Return the bytes of memory that this process may still take; infinity if the system does not tell."""
+    """Return the bytes of memory that the machine has available; all it has, or infinity, where it does not tell.
+
+    Limits of this process or of its container are not looked at.
+    """
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bespoke.core.data import Transform
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _as_array(values: Any, what: str) -> np.ndarray:
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:  # ragged lists, tensors that are not on the CPU
-        raise UserError(f"{what} is not an array: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{what} is not an array: {reason(error)}") from None
 
 
 def join(

@@ -22,7 +22,7 @@ from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_o
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
 DEFAULT_CLIENTS = 20
@@ -305,6 +305,4 @@ def _read_dataset(dataset: "Dataset[Any]", where: str) -> tuple[np.ndarray, np.n
         ys = [np.asarray(_from_tensor(y)) for _, y in pairs]
         return (np.stack(xs), np.stack(ys)) if pairs else (np.empty(0), np.empty(0))
     except (TypeError, ValueError) as error:
-        raise UserError(
-            f"the Dataset of {where} does not give (x, y) pairs of one shape: {str(error).splitlines()[0]}"
-        ) from None
+        raise UserError(f"the Dataset of {where} does not give (x, y) pairs of one shape: {reason(error)}") from None

@@ -246,7 +246,7 @@ def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any
 
 
 def _override(tables: dict[str, Any], text: str) -> None:
-    where = f"--set {text if text.isprintable() and len(text) <= 100 else shown(text)}"
+    where = f"--set {shown(text, 100)}"
     name, _, value = (part.strip() for part in text.partition("="))
     table, _, key = name.partition(".")
     if not value or "." in key:

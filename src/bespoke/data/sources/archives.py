@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, reason, shown
 
 Wanted = Callable[[str], bool]
 
@@ -32,7 +32,7 @@ DICTIONARY = 2**27  # bytes of memory for unpacking xz
 
 # What the standard readers, NumPy and Pillow raise on bytes that they cannot read.
 _DAMAGE = (
-    *(EOFError, OSError, ValueError, LookupError, RuntimeError, TypeError, OverflowError, SyntaxError, MemoryError),
+    *(EOFError, OSError, ValueError, LookupError, RuntimeError, TypeError, OverflowError, SyntaxError),
     *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, struct.error, csv.Error),
 )
 
@@ -50,18 +50,13 @@ def reading(where: Path | str) -> Iterator[None]:
         raise UserError(f"{where} is truncated or damaged ({reason(error)[:200].rstrip('.')}): get it again") from None
 
 
-def quoted(name: str) -> str:
-    """Return a name from outside for a sentence: without control characters, and not too long."""
-    return repr(name if len(name) <= 100 else f"{name[:100]}...")
-
-
 # --- how much may be unpacked ---------------------------------------------------------------------------------------
 
 
 class Allowance:
     """The bytes that may be unpacked in all; the user's variable goes before the ``default``."""
 
-    def __init__(self, default: int) -> None:
+    def __init__(self, default: float) -> None:
         self.most = self.left = _of_the_user() or default
 
     def spend(self, count: int, where: str) -> None:
@@ -69,8 +64,8 @@ class Allowance:
         self.left -= count
         if self.left < 0:
             raise UserError(
-                f"{where} unpacks to more than the {self.most} bytes that are allowed here: it is another file or a "
-                f"hostile one; if you trust it, set {VARIABLE} to a larger number of bytes"
+                f"{where} unpacks to more than the {self.most:.0f} bytes that are allowed here: it is another file or "
+                f"a hostile one; if you trust it, set {VARIABLE} to a larger number of bytes"
             )
 
 
@@ -81,16 +76,6 @@ def _of_the_user() -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text)):
         raise UserError(f"{VARIABLE} = {text!r} is no number of bytes: set it to a whole number such as 4000000000")
     return int(text)
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that are free on this machine."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 class Counted(io.RawIOBase):
@@ -215,7 +200,7 @@ class Files:
             for info in archive.infolist():
                 name = _plain_name(info.filename)
                 if not info.is_dir() and wanted(name):
-                    where = f"{quoted(info.filename)} in {path.name}"
+                    where = f"{shown(info.filename, 100)} in {path.name}"
                     with reading(where), opened(archive, info) as content:
                         yield self._member(name, where, self._counted(content, where))
 
@@ -232,7 +217,7 @@ class Files:
         with tarfile.open(fileobj=file, mode="r|") as tar:
             while (info := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined] # or it would keep them all
-                where = f"{quoted(info.name)} in {path.name}"
+                where = f"{shown(info.name, 100)} in {path.name}"
                 if info.isfile() and info.issparse():
                     raise UserError(f"{where} is a sparse file: pack it again without holes")
                 if info.isfile() and isinstance(content := tar.extractfile(info), io.BufferedReader):

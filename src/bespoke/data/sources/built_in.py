@@ -15,7 +15,7 @@ from torch import Tensor
 from bespoke.core import memory
 from bespoke.core.tree import Tree
 from bespoke.data.examples import ClientArrays, Examples, join
-from bespoke.data.sources.archives import Allowance, free_memory
+from bespoke.data.sources.archives import Allowance
 from bespoke.data.sources.npz import Npz
 from bespoke.errors import UserError
 
@@ -83,16 +83,13 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
     twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
     if twice:
         raise UserError(f"several files are named {min(twice)!r}, which names the client: rename all but one")
-    allowance = Allowance(free_memory())
+    allowance = Allowance(memory.free())
     return join([_read_client(each, allowance) for each in paths], num_classes, test, rng, classes=None)
 
 
 def _read_client(path: Path, allowance: Allowance) -> ClientArrays:
-    try:
-        archive = Npz(path, allowance)
-        arrays = {name: archive.read(name) for name in ("x", "y", "x_test", "y_test") if name in archive.headers}
-    except UserError as error:
-        raise UserError(f"{path} cannot be read as an .npz of plain arrays: {error}") from None
+    archive = Npz(path, allowance)
+    arrays = {name: archive.read(name) for name in ("x", "y", "x_test", "y_test") if name in archive.headers}
     missing = [name for name in ("x", "y") if name not in arrays]
     if missing:
         raise UserError(f"{path} has no array {missing[0]!r}: save it with numpy.savez(path, x=..., y=...)")

@@ -9,7 +9,7 @@ from typing import Any
 
 from bespoke.data.sources import store
 from bespoke.data.sources.entry import Entry, File
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 
 Progress = Callable[[str], Any]  # a progress bar with pooch's interface, for a file's name
 
@@ -59,8 +59,7 @@ def _network() -> Iterator[None]:
         if isinstance(error, requests.RequestException) and error.response is not None:
             error.response.close()  # pooch leaves it open
         cause = getattr(error.args[0], "reason", error) if error.args else error  # the last of several tries
-        text = str(cause).rpartition("): ")[2] or type(cause).__name__
-        raise _Unreachable(text.splitlines()[0]) from None
+        raise _Unreachable(reason(cause).rpartition("): ")[2]) from None
 
 
 def _md5(path: Path) -> str:

@@ -12,7 +12,7 @@ import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -108,6 +108,10 @@ def _second_part(rows: int, entry: Entry) -> np.ndarray | None:
 def _marks(
     arrays: Arrays, keys: Sequence[str], ends: Sequence[str], rows: int, where: object
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return each row's place (rows,) int64 among the names of its owner or domain, and these names.
+
+    The first of the ``keys`` that is there for all ``ends`` counts; None and no names if there is none.
+    """
     for key in keys:
         if all(key + end in arrays for end in ends):
             parts = [arrays[key + end] for end in ends]
@@ -222,17 +226,17 @@ def _cifar(files: Files, train: list[str], test: str, labels: int, entry: Entry)
     row = labels + 3072
     for member in files.members(lambda name: name.rpartition("/")[2] in names):
         with reading(member.where):
-            content = member.read((entry.most_rows or files.allowance.most // row) * row)
+            content = member.read((entry.most_rows or int(files.allowance.most) // row) * row)
             rows = np.frombuffer(content, np.uint8).reshape(-1, row)
             x[member.last], y[member.last] = rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].copy()
     missing = [name for name in names if name not in x]
     if missing:
         raise UserError(f"{files} holds no {missing[0]}: give the binary edition, which has no pickles")
     entry.admit(sum(len(part) for part in y.values()), files)
-    counts = np.concatenate([y[name] for name in train])
     pixels = [x.pop(name) for name in names]
-    held = np.repeat([False, True], [len(counts), len(y[test])])
-    return Examples(join(pixels), np.concatenate([counts, y[test]]).astype(np.int64), entry.classes, official_test=held)
+    held = np.repeat([name == test for name in names], [len(y[name]) for name in names])
+    targets = np.concatenate([y[name] for name in names]).astype(np.int64)
+    return Examples(join(pixels), targets, entry.classes, official_test=held)
 
 
 # --- MATLAB and libsvm --------------------------------------------------------------------------------------------
@@ -299,18 +303,24 @@ def read_usps(files: Files, entry: Entry) -> Examples:
     for member in files.members(lambda name: "usps" in name):
         part = "test" if member.name.endswith(".t") else "train"
         pixels, labels = bytearray(), []
-        with reading(member.where):
-            for words in (line.decode("ascii").split() for line in member.lines()):
-                if not words:
-                    continue
-                values = np.array([float(word.partition(":")[2]) for word in words[1:]], np.float32)
-                grey = (values + 1) / 2 * 255
-                if values.shape != (256,) or not ((grey >= 0) & (grey < 256)).all():
-                    raise ValueError("a line does not have 256 values in [-1, 1]")
-                pixels += grey.astype(np.uint8).tobytes()
-                labels.append(int(words[0]) - 1)
-                entry.admit(len(labels), member.where)
-            found[f"x_{part}"] = np.frombuffer(pixels, np.uint8).reshape(-1, 1, 16, 16)
-            found[f"y_{part}"] = np.array(labels, np.int64)
+        for grey, label in _libsvm_rows(member):
+            pixels += grey.tobytes()
+            labels.append(label)
+            entry.admit(len(labels), member.where)
+        found[f"x_{part}"] = np.frombuffer(pixels, np.uint8).reshape(-1, 1, 16, 16)
+        found[f"y_{part}"] = np.array(labels, np.int64)
     x, y = ([need(found, f"{kind}_{part}", files) for part in PARTS] for kind in "xy")
     return split(x, y, entry.classes, files)
+
+
+def _libsvm_rows(member: Member) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the grey levels (256,) uint8 and the label, from 0, of each line."""
+    with reading(member.where):
+        for words in (line.decode("ascii").split() for line in member.lines()):
+            if not words:
+                continue
+            values = np.array([float(word.partition(":")[2]) for word in words[1:]], np.float32)
+            grey = (values + 1) / 2 * 255
+            if values.shape != (256,) or not ((grey >= 0) & (grey < 256)).all():
+                raise ValueError("a line does not have 256 values in [-1, 1]")
+            yield grey.astype(np.uint8), int(words[0]) - 1

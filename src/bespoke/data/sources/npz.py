@@ -10,8 +10,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from bespoke.data.sources.archives import PIECE, Allowance, opened, quoted, reading
-from bespoke.errors import UserError
+from bespoke.data.sources.archives import PIECE, Allowance, opened, reading
+from bespoke.errors import UserError, shown
 
 
 class Header(NamedTuple):
@@ -43,7 +43,7 @@ class Npz:
                             self.headers[info.filename.removesuffix(".npy")] = _header(file)
 
     def _where(self, file: str) -> str:
-        return f"{quoted(file)} in {self.path.name}"
+        return f"{shown(file, 100)} in {self.path.name}"
 
     def read(self, name: str) -> np.ndarray:
         """Return an array whole."""
@@ -93,7 +93,7 @@ def _header(file: IO[bytes]) -> Header:
         warnings.simplefilter("ignore")  # of headers written by Python 2, which are parsed in another way
         try:
             shape, columns_first, dtype = parse(file)
-        except tokenize.TokenError:
+        except (tokenize.TokenError, MemoryError):  # Python's parser has no room for deep nesting
             raise ValueError("its header is no table") from None
     if min(shape, default=0) < 0 or dtype.kind == "V":
         raise ValueError(f"it is no plain array, but {dtype} of shape {shape}")
@@ -101,6 +101,7 @@ def _header(file: IO[bytes]) -> Header:
 
 
 def _exactly(file: IO[bytes], dtype: np.dtype, count: int) -> np.ndarray:
+    """Read ``count`` values (count,), or refuse a file that ends before them."""
     content = file.read(count * dtype.itemsize)
     if len(content) < count * dtype.itemsize:
         raise EOFError("it ends before its last row")

@@ -5,15 +5,15 @@ import csv
 import json
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from bespoke.data.examples import Examples
-from bespoke.data.sources.archives import PIECE, Files, Member, quoted, reading
+from bespoke.data.sources.archives import PIECE, Files, Member, reading
 from bespoke.data.sources.entry import Entry
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
 
 TOKENS = 25  # per tweet; shorter ones are padded, longer ones cut
 WORDS = 10_000  # in the vocabulary, including padding and the unknown word
@@ -101,11 +101,10 @@ def read_leaf(files: Files, entry: Entry) -> Examples:
     rows: dict[str, list[tuple[bytearray, list[int], bool]]] = {}
     count = 0
     for member in files.members(lambda name: name.endswith(".json")):
-        with reading(member.where):
-            for user, pixels, labels in _leaf_clients(JsonText(member.file), member, entry):
-                rows.setdefault(user, []).append((pixels, labels, "test" in member.last))
-                count += len(labels)
-                entry.admit(count, files)
+        for user, pixels, labels in _leaf_clients(member, entry):
+            rows.setdefault(user, []).append((pixels, labels, "test" in member.last))
+            count += len(labels)
+            entry.admit(count, files)
     if not count:
         raise UserError(f"{files} holds no rows in .json files: give those that LEAF's preprocess.sh wrote")
     users = sorted(rows)
@@ -122,20 +121,21 @@ def read_leaf(files: Files, entry: Entry) -> Examples:
     )
 
 
-def _leaf_clients(text: JsonText, member: Member, entry: Entry) -> Iterator[tuple[str, bytearray, list[int]]]:
+def _leaf_clients(member: Member, entry: Entry) -> Iterator[tuple[str, bytearray, list[int]]]:
     """Yield name, pixels (n * 784) and labels (n) of each client of a file."""
-    found = False
-    for key in text.keys():  # noqa: SIM118
-        if key != "user_data":
-            text.skip()
-            continue
-        found = True
-        for user in text.keys():  # noqa: SIM118
-            with reading(f"client {quoted(user)} of {member.where}"):
-                pixels, labels = _leaf_rows(text, entry)
-            yield user, pixels, labels
-    if not found or text.next():
-        raise ValueError("it is not one table with user_data")
+    text, found = JsonText(member.file), False
+    with reading(member.where):
+        for key in text.keys():  # noqa: SIM118
+            if key != "user_data":
+                text.skip()
+                continue
+            found = True
+            for user in text.keys():  # noqa: SIM118
+                with reading(f"client {shown(user, 100)} of {member.where}"):
+                    pixels, labels = _leaf_rows(text, entry)
+                yield user, pixels, labels
+        if not found or text.next():
+            raise ValueError("it is not one table with user_data")
 
 
 def _leaf_rows(text: JsonText, entry: Entry) -> tuple[bytearray, list[int]]:
@@ -182,36 +182,42 @@ def read_sent140(files: Files, entry: Entry) -> Examples:
     Users with at least 30 tweets are clients, sorted by name, their tweets in the file's order. A row is 25 tokens
     (int32): 0 is padding, 1 an unknown word, the others are numbered by frequency.
     """
-    tweets: dict[str, list[tuple[int, array[int]]]] = {}
-    seen: dict[str, int] = {}  # each word's place among all; a tweet is kept as places, which take little memory
+    tweets: dict[str, list[tuple[int, array[int]]]] = {}  # of each user: the label, and the words as places
+    places: dict[str, int] = {}  # each word's place among all; a tweet as places takes little memory
     count = 0
     for member in files.members(lambda name: name.endswith(".csv") and "test" not in name):
-        with reading(member.where):
-            for line in csv.reader(line.decode("latin-1") for line in member.lines()):
-                if len(line) != 6 or line[0] not in ("0", "4"):
-                    raise ValueError("a line does not have the six fields of Sentiment140")
-                places = array("I", (seen.setdefault(word, len(seen)) for word in words_of(line[5])))
-                tweets.setdefault(line[4], []).append((int(line[0] == "4"), places))
-                count += 1
-                entry.admit(count, files)
+        for label, user, text in _tweets(member):
+            words = array("I", (places.setdefault(word, len(places)) for word in words_of(text)))
+            tweets.setdefault(user, []).append((label, words))
+            count += 1
+            entry.admit(count, files)
     users = sorted(user for user, own in tweets.items() if len(own) >= FEWEST)
     if not users:
         raise UserError(f"{files} has no user with {FEWEST} tweets: give the training file of Sentiment140")
-    counts = np.zeros(len(seen), np.int64)
-    for user in users:
-        for _, places in tweets[user]:
-            np.add.at(counts, places, 1)
-    words = list(seen)
-    ordered = sorted(np.flatnonzero(counts).tolist(), key=lambda i: (-counts[i], words[i]))[: WORDS - 2]
-    number = np.full(len(seen), UNKNOWN, np.int32)
-    number[ordered] = np.arange(2, len(ordered) + 2)
-    total = sum(len(tweets[user]) for user in users)
-    x, y, owner = np.full((total, TOKENS), PADDING, np.int32), np.empty(total, np.int64), np.empty(total, np.int64)
-    row = 0
-    for i, user in enumerate(users):
-        for label, places in tweets[user]:
-            x[row, : len(places)] = number[places[:TOKENS]]
-            y[row], owner[row] = label, i
-            row += 1
-    known = ("", "?", *(words[i] for i in ordered))
+    rows = [(i, label, words) for i, user in enumerate(users) for label, words in tweets[user]]
+    numbers, known = _numbered(list(places), [words for _, _, words in rows])
+    x = np.full((len(rows), TOKENS), PADDING, np.int32)
+    for row, (_, _, words) in zip(x, rows, strict=True):
+        row[: len(words)] = numbers[words[:TOKENS]]
+    y, owner = (np.array([row[column] for row in rows], np.int64) for column in (1, 0))
     return Examples(x, y, entry.classes, owner=owner, owner_names=tuple(users), words=known)
+
+
+def _tweets(member: Member) -> Iterator[tuple[int, str, str]]:
+    """Yield label (0 or 1), user and text of each line."""
+    with reading(member.where):
+        for line in csv.reader(line.decode("latin-1") for line in member.lines()):
+            if len(line) != 6 or line[0] not in ("0", "4"):
+                raise ValueError("a line does not have the six fields of Sentiment140")
+            yield int(line[0] == "4"), line[4], line[5]
+
+
+def _numbered(words: list[str], tweets: Sequence["array[int]"]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each word (words,), by its frequency in the tweets, and the words that have one in order."""
+    counts = np.zeros(len(words), np.int64)
+    for tweet in tweets:
+        np.add.at(counts, tweet, 1)
+    ordered = sorted(np.flatnonzero(counts).tolist(), key=lambda i: (-counts[i], words[i]))[: WORDS - 2]
+    numbers = np.full(len(words), UNKNOWN, np.int32)
+    numbers[ordered] = np.arange(2, len(ordered) + 2)
+    return numbers, ("", "?", *(words[i] for i in ordered))
