@@ -333,6 +333,21 @@ class RunFolder:
             except OSError as error:
                 raise UserError(f"cannot read {path}: {error.strerror}; {cure}") from error
 
+    def changed(self) -> str:
+        """Return how the records differ from what the newest checkpoint knows of them, or "".
+
+        This finds damage and careless edits; whoever can change records can change checkpoints.
+        """
+        manifests = sorted(self.path.glob("checkpoints/*.json"), key=lambda path: (len(path.name), path.name))
+        try:
+            known = json.loads(manifests[-1].read_bytes())
+            self.verify({name: int(known["offsets"][name]) for name in COLUMNS}, known["sums"])
+        except UserError as error:
+            return str(error)
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            pass  # there is none, or a resume will say what is wrong with it
+        return ""
+
     def _first_damage(self, name: str, offset: int) -> str:
         """Return where a record file that was changed is no longer a record, if it is not."""
         damaged = (number for number, row in self._lines(name, offset) if row is None)

@@ -445,3 +445,44 @@ def test_precision_is_float32_on_the_cpu_and_recorded(tmp_path, monkeypatch):
 def test_a_precision_that_cannot_be_is_refused(precision, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         bespoke.run(experiment("fedavg", rounds=1), tmp_path, device="cpu", precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("test", "x"),
+        ("test", None),
+        ("validation", "x"),
+        ("num_classes", "10"),
+        ("new_clients", 1.5),
+        ("checkpoint_every", "x"),
+        ("checkpoint_every", 0),
+        ("callbacks", 3),
+        ("stop", 3),
+        ("about", 3),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named(name, value):
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    with pytest.raises(UserError, match=rf"^federate\({name}=\.\.\.\) takes [^\n]*, not [^\n]*$"):
+        bespoke.federate([(x, y)] * 3, torch.nn.Sequential(torch.nn.Linear(4, 3)), "0", **{name: value})
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_client_at_the_end_of_the_numbers_does_not_stop_the_others(place):
+    x, y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+    huge = x / x.abs().max() * torch.finfo(torch.float32).max
+    clients = {f"clinic {i}": (huge if i == place else x, y) for i in range(5)}
+    run = bespoke.federate(clients, torch.nn.Sequential(torch.nn.Linear(4, 3)), "0", rounds=3)
+    assert all(list(row["refused"]) == [str(place)] for row in run.folder.rounds())
+    assert any(f"3 of 3 uploads of clinic {place} were refused" in note for note in run.notes)
+
+
+def test_an_archive_that_unpacks_to_far_more_than_data_would_is_refused(tmp_path):
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x=np.random.default_rng(0).normal(size=(8, 4)), y=np.arange(8) % 2)
+    np.savez_compressed(
+        tmp_path / "c.npz", x=np.zeros((30_000_000, 4), dtype=np.float32), y=np.zeros(30_000_000, np.int8)
+    )
+    with pytest.raises(UserError, match=r"c\.npz.* unpacks to more than .* bytes that are allowed"):
+        bespoke.run(bespoke.Experiment(data=bespoke.DataSettings("files", f"{tmp_path}/*.npz")))

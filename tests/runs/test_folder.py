@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import assert_same_result, command, experiment, write
 
 import bespoke
@@ -89,11 +90,21 @@ def test_a_program_started_meanwhile_does_not_inherit_the_lock(tmp_path):
     held = FolderLock(tmp_path)
     with subprocess.Popen(["sleep", "60"], close_fds=False) as other:
         held._closed = True
-        os.close(held._descriptor)  # without unlocking, as when the process is killed
+        for descriptor in (held._descriptor, held._folder):  # without unlocking, as when the process is killed
+            os.close(descriptor)
         try:
             FolderLock(tmp_path).close()
         finally:
             other.kill()
+
+
+def test_removing_the_lock_file_does_not_let_a_second_run_in(tmp_path):
+    held = FolderLock(tmp_path)
+    (tmp_path / LOCK).unlink()
+    with pytest.raises(UserError, match="is in use by another process"):
+        FolderLock(tmp_path)
+    held.close()
+    FolderLock(tmp_path).close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
@@ -314,3 +325,31 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path):
     path = write(tmp_path / "x.toml")
     done = command("run", path, "--out", tmp_path / "a", "--set", "data.name=\x1b]0;owned\x07\x1b[31m")
     assert "\x1b" not in done.err and "\\x1b" in done.sentence
+
+
+def test_a_second_start_beside_a_living_run_is_told_who_runs_there(tmp_path):
+    path, told = write(tmp_path / "x.toml"), []
+
+    def second(event):
+        told.append(told or command("run", path, "--out", str(tmp_path / "run"), "--quiet").sentence)
+
+    bespoke.run(bespoke.runs.experiment.load(path)[0], tmp_path / "run", callbacks=[second])
+    assert f"pid {os.getpid()}" in told[0]
+
+
+def test_files_of_others_with_the_names_of_checkpoints_are_moved_aside(tmp_path):
+    bespoke.run(experiment(rounds=1), tmp_path / "run")
+    for name in ("000002.json", "000002.safetensors"):
+        (tmp_path / "run" / "checkpoints" / name).write_text("mine")
+    bespoke.run(experiment(rounds=2), tmp_path / "run", resume=True)
+    aside = list((tmp_path / "run" / "checkpoints").glob("000002.*.aside"))
+    assert len(aside) == 2 and {path.read_text() for path in aside} == {"mine"}
+
+
+def test_a_client_that_is_mostly_refused_is_named_at_the_end():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    clients = {name: (x, torch.arange(40) % 2) for name in ("anna", "berta", "carla", "dora", "emil")}
+    clients["dora"] = (x * 1e30, torch.arange(40) % 2)
+    run = bespoke.federate(clients, torch.nn.Sequential(torch.nn.Linear(4, 2)), "0", rounds=2)
+    assert any(note.startswith("2 of 2 uploads of dora were refused: ") for note in run.notes)
+    assert not any("anna" in note for note in run.notes)

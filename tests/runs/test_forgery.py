@@ -7,8 +7,9 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from small_runs import assert_same_result, command, records, sign, stored, write
+from small_runs import assert_same_result, command, experiment, records, sign, stored, write
 
+import bespoke
 from bespoke.records import COLUMNS
 from bespoke.runs.checkpoint import load_newest
 
@@ -310,3 +311,12 @@ def test_checkpoints_without_checksums_of_records_go_on_with_a_note(made, run):
     done = resumed(made, run)
     assert done.code == 0 and "has no checksums of its records: only their lengths were compared" in done.err
     assert_same_result(run, made / "whole")
+
+
+def test_records_that_were_changed_after_the_run_give_a_warning(tmp_path):
+    bespoke.run(experiment(rounds=2), tmp_path / "run")
+    assert not bespoke.compare([tmp_path / "run"]).warnings
+    path = tmp_path / "run" / "clients.jsonl"
+    path.write_text(path.read_text().replace('"group":"train"', '"group":"unsen"', 1))
+    (warning,) = bespoke.compare([tmp_path / "run"]).warnings
+    assert "clients.jsonl is not as the run wrote it" in warning

@@ -198,7 +198,7 @@ def run(
     read = [load(experiment, algorithm, set_ or [], number) for number in wanted]  # a mistake is told before any run
     for number, (loaded, source) in zip(wanted, read, strict=True):
         folder = _folder(experiment, loaded, out, bool(seeds))
-        if resume and not RunFolder(folder).holds_run():
+        if resume and not RunFolder(folder).holds_run() and not (folder.is_dir() and any(folder.iterdir())):
             print(visible(f"note: {folder} holds no run to resume; starting a new one"), file=sys.stderr)
         tools = log if log and processes.first() else ()
         trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]

@@ -69,14 +69,15 @@ def differing(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
-    """Return `{label: {seed: run}}` of the runs at `paths`, and warnings about runs left out.
+    """Return `{label: {seed: run}}` of the runs at `paths`, and warnings about runs left out or changed.
 
     A label is the method's name, followed by the settings in which runs of one method differ.
     """
     by_method: dict[str, list[RecordedRun]] = {}
-    warnings = []
+    warnings: list[str] = []
     for folder in find_runs(paths):
         run = RecordedRun(folder, _config(folder), Evaluations(folder))
+        warnings += filter(None, [folder.changed()])
         if run.evaluations.views:
             by_method.setdefault(run.algorithm, []).append(run)
         else:

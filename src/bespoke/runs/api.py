@@ -22,7 +22,7 @@ from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.text import check_tokens
 from bespoke.registry import closest
@@ -68,6 +68,29 @@ def _check_arguments(call: str, given: Collection[str], known: Collection[str]) 
     if unknown:
         near = closest(unknown[0], known)
         raise UserError(f"{call}(...) has no argument {unknown[0]!r}{near}; it takes {', '.join(known)}")
+
+
+def _check_kinds(call: str, **given: tuple[Any, str, bool]) -> None:
+    """Refuse the first argument that is not of its kind: its value, what it takes, and whether it is that."""
+    for name, (value, takes, right) in given.items():
+        if not right:
+            raise UserError(f"{call}({name}=...) takes {takes}, not {shown(value)}")
+
+
+def _is_number(value: Any, whole: bool = False) -> bool:
+    return isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+
+
+def _check_options(call: str, chosen: Options) -> None:
+    """Refuse an option that is not of its kind."""
+    every, stop, calls, about = chosen["checkpoint_every"], chosen["stop"], chosen["callbacks"], chosen["about"]
+    _check_kinds(
+        call,
+        checkpoint_every=(every, "a number of rounds from 1", _is_number(every, whole=True) and every >= 1),
+        stop=(stop, "a function without arguments", callable(stop)),
+        callbacks=(calls, "a list of functions", isinstance(calls, Sequence) and all(map(callable, calls))),
+        about=(about, "a dict", isinstance(about, dict)),
+    )
 
 
 def pick_backend(backend: str, device: torch.device) -> str:
@@ -206,6 +229,7 @@ def run(
     """
     _check_arguments("run", options, _DEFAULTS)
     chosen = _DEFAULTS | options
+    _check_options("run", chosen)
     processes.join()
     if isinstance(experiment, str | Path):
         experiment, _ = load(experiment)
@@ -258,6 +282,14 @@ def federate(
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
     _check_arguments("federate", settings, [*Training.__dataclass_fields__, *_DEFAULTS])
     chosen = cast(Options, {name: settings.pop(name, default) for name, default in _DEFAULTS.items()})
+    _check_options("federate", chosen)
+    _check_kinds(
+        "federate",
+        test=(test, "a share of the rows", _is_number(test)),
+        validation=(validation, "a share of the rows", _is_number(validation)),
+        new_clients=(new_clients, "a whole number", _is_number(new_clients, whole=True)),
+        num_classes=(num_classes, "a whole number", num_classes is None or _is_number(num_classes, whole=True)),
+    )
     if isinstance(objective, str):
         objective = OBJECTIVES.find(objective, "federate(objective=...)")
     if not isinstance(objective, Objective):

@@ -8,7 +8,7 @@ import numpy as np
 
 from bespoke.data.examples import Examples
 from bespoke.data.sources import store
-from bespoke.data.sources.archives import ALWAYS, RATIO, Allowance, Files, names_of
+from bespoke.data.sources.archives import Allowance, Files, names_of, plausible
 from bespoke.data.sources.content import Hashes, hashes
 from bespoke.data.sources.download import Progress, download, set_aside
 from bespoke.data.sources.entry import Entry
@@ -108,8 +108,7 @@ def read(entry: Entry, paths: Sequence[Path]) -> Examples:
 
 def _allowed(entry: Entry, paths: Sequence[Path]) -> int:
     """Return how many bytes the files may unpack to: what the set's files have, and no more than true data could."""
-    on_disk = sum(path.stat().st_size for path in paths if path.is_file())
-    return min(entry.most_bytes, max(ALWAYS, RATIO * on_disk))
+    return min(entry.most_bytes, plausible(paths))
 
 
 def import_files(entry: Entry, paths: Sequence[Path], trust: str | None = None, tell: Tell = print) -> store.Manifest:

@@ -53,6 +53,11 @@ def reading(where: Path | str) -> Iterator[None]:
 # --- how much may be unpacked ---------------------------------------------------------------------------------------
 
 
+def plausible(paths: Sequence[Path]) -> int:
+    """Return how many bytes files may unpack to that hold true data."""
+    return max(ALWAYS, RATIO * sum(path.stat().st_size for path in paths if path.is_file()))
+
+
 class Allowance:
     """The bytes that may be unpacked in all; the user's variable goes before the ``default``."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from bespoke.core import memory
 from bespoke.core.tree import Tree
 from bespoke.data.examples import ClientArrays, Examples, join
-from bespoke.data.sources.archives import Allowance
+from bespoke.data.sources.archives import Allowance, plausible
 from bespoke.data.sources.npz import Npz
 from bespoke.errors import UserError
 
@@ -83,7 +83,7 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
     twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
     if twice:
         raise UserError(f"several files are named {min(twice)!r}, which names the client: rename all but one")
-    allowance = Allowance(memory.free())
+    allowance = Allowance(min(memory.free(), plausible(paths)))
     return join([_read_client(each, allowance) for each in paths], num_classes, test, rng, classes=None)
 
 
