@@ -315,7 +315,7 @@ def bzip2_of_endless_rows(folder: Path, size: int) -> list[Path]:
     return bzipped(folder / "usps.bz2", filled(min(size, 2**26), b"", line))
 
 
-@case("usps", "nan", "1e999", "300", "x")
+@case("usps", "nan", "1e999", "1e99", "1e38", "300", "x")
 def libsvm_value(word: str, folder: Path, size: int) -> list[Path]:
     values = [*("0" for _ in range(255)), word]
     line = "1 " + " ".join(f"{i}:{value}" for i, value in enumerate(values, 1))

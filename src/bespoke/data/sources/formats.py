@@ -319,8 +319,9 @@ def _libsvm_rows(member: Member) -> Iterator[tuple[np.ndarray, int]]:
         for words in (line.decode("ascii").split() for line in member.lines()):
             if not words:
                 continue
-            values = np.array([float(word.partition(":")[2]) for word in words[1:]], np.float32)
-            grey = (values + 1) / 2 * 255
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+                values = np.array([float(word.partition(":")[2]) for word in words[1:]], np.float32)
+                grey = (values + 1) / 2 * 255
             if values.shape != (256,) or not ((grey >= 0) & (grey < 256)).all():
                 raise ValueError("a line does not have 256 values in [-1, 1]")
             yield grey.astype(np.uint8), int(words[0]) - 1
