@@ -102,7 +102,7 @@ def test_an_experiment_is_run_from_its_file(tmp_path):
         ({"device": "tpu"}, "no device 'tpu': use cpu, cuda or auto"),
         ({"device": "meta"}, "no device 'meta': use cpu, cuda or auto"),
         ({"device": "cuda:99"}, "device cuda:99 was asked for, but torch sees"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, not 0"),
+        ({"checkpoint_every": 0}, r"run\(checkpoint_every=\.\.\.\) takes a number of rounds from 1, not 0"),
     ],
 )
 def test_settings_of_a_run_that_are_none(settings, words, tmp_path):
@@ -276,10 +276,14 @@ def test_another_model_or_other_data_are_another_experiment(tmp_path):
     refused("model.name", model=seeded(Net, 9))
     torch.manual_seed(1)
     refused("model.name", model=Net())
-    refused("data.path", clients=arrays(seed=1))
-    refused("data.path", clients={f"c{i}": pair for i, pair in enumerate(arrays())})
     refused("data.new_clients", new_clients=1)
-    refused("data.path", test=0.3)
+    refused("data.test", test=0.3)
+    for clients, told in (
+        (arrays(seed=1), "client '0' has other rows"),
+        ({f"c{i}": pair for i, pair in enumerate(arrays())}, "client 'c0' is new"),
+    ):
+        with pytest.raises(UserError, match=told):
+            federated(out=tmp_path, resume=True, clients=clients)
     assert federated(out=tmp_path, resume=True).summary["rounds"] == 2
 
 
@@ -288,7 +292,7 @@ def test_where_clients_begin_is_a_part_of_the_data(tmp_path):
     even = [(x[:20], y[:20], x[:0], y[:0]), (x[20:], y[20:], x[:0], y[:0])]
     uneven = [(x[:10], y[:10], x[:0], y[:0]), (x[10:], y[10:], x[:0], y[:0])]
     federated(even, out=tmp_path)
-    with pytest.raises(UserError, match="another experiment"):
+    with pytest.raises(UserError, match="client '0' has other rows"):
         federated(uneven, out=tmp_path, resume=True)
 
 

@@ -452,6 +452,7 @@ def one_class(*script, rounds=12, **evaluation):
 def scripted(monkeypatch, *script, **settings):
     spec, pool = one_class(*script, **settings)
     monkeypatch.setattr("bespoke.runs.api.partitioned", lambda *args, **kwargs: (pool, Partition([np.arange(1)])))
+    monkeypatch.setattr("bespoke.runs.api._fitting", lambda pool, objective: pool)  # which refuses one class
     spec = dataclasses.replace(spec, model=bespoke.ModelSettings(name="linear"))
     return run_experiment(spec, backend="loop")
 

@@ -1,6 +1,6 @@
 """One client's desk: everything that a method may do with a client's data."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -232,9 +232,7 @@ class Local:
         part, if anything is seen: ``gradient(params, batch, seen, *consts) -> (loss 0-d, grads, seen)``; then ``watch``
         may be None.
         """
-        known = DescentOptions.__annotations__
-        if unknown := how.keys() - known.keys():
-            raise TypeError(f"sgd and trace take {', '.join(known)}, not {', '.join(sorted(unknown))}")
+        _refuse_unknown(how.keys())
         gradient, tag = how.get("gradient"), how.get("tag", 0)
         if (loss is None) == (gradient is None):
             raise ValueError("give a loss, or None and a gradient")
@@ -339,6 +337,12 @@ class Local:
         """
         self._breaks += 1
         return self._strategy.host(fn, tensors)
+
+
+def _refuse_unknown(keywords: Iterable[str]) -> None:
+    known = DescentOptions.__annotations__
+    if unknown := set(keywords).difference(known):
+        raise TypeError(f"sgd and trace take {', '.join(known)}, not {', '.join(sorted(unknown))}")
 
 
 def renewed(local: Local, **changes: Any) -> Local:

@@ -5,7 +5,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,8 @@ def _stored(experiment: Experiment, folder: RunFolder, pool: FederatedData, cont
     """Return the experiment stored in a folder, which must be this one; its number of rounds may differ."""
     stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
     if stored.hash() != experiment.hash():
-        if (stored.data.name, experiment.data.name) == ("arrays", "arrays"):
-            identity.compare(folder, pool, content)  # which names the client whose data differ
+        if experiment.data.name == "arrays" and replace(stored.data, path=experiment.data.path) == experiment.data:
+            identity.compare(folder, pool, content)  # the path is a hash of all rows: this names the client
         raise UserError(
             f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
             f"{experiment.hash()}; {_difference(stored, experiment)}): {ELSEWHERE}"
@@ -225,12 +225,13 @@ def _label(folder: RunFolder) -> str:
 
 
 def _difference(stored: Experiment, experiment: Experiment) -> str:
-    """Return the first setting in which two experiments differ; the number of rounds, which may change, comes last."""
+    """Return the first setting in which two experiments differ; what may follow from others, or change, comes last."""
     there, here = stored.tables(), experiment.tables()
     if there["seed"] != here["seed"]:
         return f"seed is {there['seed']} there and {here['seed']} here"
     keys = [(t, k) for t in ("data", "model", "objective", "algorithm", "training") for k in there[t] | here[t]]
-    for table, key in sorted(keys, key=lambda name: name == ("training", "rounds")):
+    last = [("data", "path"), ("training", "rounds")]
+    for table, key in sorted(keys, key=lambda name: last.index(name) + 1 if name in last else 0):
         if (table, key) == ("objective", "metrics"):
             continue  # which may change
         old, new = there[table].get(key), here[table].get(key)

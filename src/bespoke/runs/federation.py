@@ -138,10 +138,8 @@ class Federation:
         trained = self.clients.train(number, cohort, shared, own)
         middle = time.perf_counter()
         answered = trained.uploads.clients.tolist()
-        theirs = _rows_of(own, cohort, answered)
-        refused, sizes = self.bound.judge(trained.uploads.tree, answered, shared, theirs)
-        trained = without(trained, refused)
-        server, trained = self._aggregated(number, server, trained, shared)
+        refused, sizes = self.bound.judge(trained.uploads.tree, answered, shared, _rows_of(own, cohort, answered))
+        server, trained = self._aggregated(number, server, without(trained, refused), shared)
         accepted = [client for client in answered if client not in trained.refused]
         self.clients.accept(accepted)
         self.bound.accept([client not in trained.refused for client in answered], sizes)
