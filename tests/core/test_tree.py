@@ -196,3 +196,11 @@ def test_finite_finds_one_bad_number_anywhere(bad):
         place[0][place[1]] = bad
         assert not tree.finite(good)
         place[0][place[1]] = old
+
+
+def test_norms_go_by_name_and_row():
+    stacked = {"a": torch.tensor([[3.0, 4.0], [0.0, 0.0]]), "b": {"c": torch.tensor([12.0, 5.0]), "empty": {}}}
+    assert tree.norms(stacked).tolist() == [13.0, 5.0]
+    centre = {"b": {"empty": {}, "c": torch.tensor([12.0])}, "a": torch.tensor([[0.0, 4.0]])}  # in another order
+    assert tree.norms(stacked, centre).tolist() == pytest.approx([3.0, (16 + 49) ** 0.5])
+    assert tree.norms({"n": torch.tensor([[3, 4]])}).tolist() == [5.0]

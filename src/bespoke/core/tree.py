@@ -152,7 +152,8 @@ def norms(stacked: Tree, centre: Tree | None = None) -> Tensor:
 
     The centre has leaves (K, ...), or (1, ...) for all rows.
     """
-    away = leaves(stacked) if centre is None else (x - c for x, c in zip(leaves(stacked), leaves(centre), strict=True))
+    beside = {} if centre is None else flatten(centre)
+    away = (x - beside[n] if n in beside else x for n, x in flatten(stacked).items() if not n.endswith("/"))
     floating = (x if x.is_floating_point() else x.double() for x in away)
     each = [torch.linalg.vector_norm(x[..., None].flatten(1), dim=1, dtype=torch.float64) for x in floating]
     return torch.linalg.vector_norm(torch.stack(each), dim=0)
