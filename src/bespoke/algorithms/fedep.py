@@ -35,8 +35,8 @@ class FedEP(Algorithm):
     server learns n (a client it has not heard from counts as the average). A client learns how its
     last change was damped when it takes part again, so the product of all factors is q, whoever
     takes part or drops out. The pull is at most 1 / lr. With ``variant = "sep"`` all factors are
-    alike and the cavity is q^(1 - w_k). Steps are plain: with momentum q would no longer be the
-    product of its factors. An unseen client uses q's mean; with ``finetune_epochs`` (FedEP-FT)
+    alike and the cavity is q^(1 - w_k). The server's steps are plain: with momentum q would not be
+    the product of its factors. An unseen client uses q's mean; with ``finetune_epochs`` (FedEP-FT)
     every client trains a copy of it before prediction.
     Bytes per client and round: up the model and one number; down mu, mu_0 ("ep" only) and two
     numbers.
