@@ -321,3 +321,10 @@ def test_a_head_in_the_middle_is_refused():
     Task(Detour, "last", 3).check(x)
     with pytest.raises(UserError, match="not its head 'first' applied to features"):
         Task(Detour, "first", 3).check(x)
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 4])
+def test_group_norm_of_groups_of_one_is_refused(hidden):
+    with pytest.raises(UserError, match=rf"makes {hidden} units zero, in {hidden} groups of one"):
+        build_task(ModelSettings("mlp", norm="group", hidden=hidden), (4,), 2)
+    build_task(ModelSettings("mlp", norm="group", hidden=8), (4,), 2)

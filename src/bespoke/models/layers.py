@@ -243,7 +243,13 @@ def norm2d(kind: str, channels: int, group_size: int = 0, relu: bool = False) ->
 def norm1d(kind: str, units: int) -> nn.Module:
     """Return a normalisation layer for vectors (B, units), with one scale and shift per unit; ``group``: 4 groups."""
     if kind == "group":
-        return nn.GroupNorm(math.gcd(_GROUPS, units), units)
+        groups = math.gcd(_GROUPS, units)
+        if groups == units:
+            raise UserError(
+                f'[model] norm = "group" makes {units} units zero, in {groups} groups of one: use more of them, or '
+                'norm = "layer"'
+            )
+        return nn.GroupNorm(groups, units)
     return nn.LayerNorm(units) if kind == "layer" else nn.Identity()
 
 
