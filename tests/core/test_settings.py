@@ -5,23 +5,15 @@ import math
 import typing
 
 import pytest
+from odd_settings import TABLES
 from small_runs import write
 
 import bespoke
 from bespoke.algorithms import ALGORITHMS, method_class
-from bespoke.core.objective import ObjectiveSettings
 from bespoke.core.settings import knob, problem
 from bespoke.errors import UserError, shown
-from bespoke.models.settings import ModelSettings
 from bespoke.runs.experiment import load
 
-TABLES = {
-    "data": bespoke.DataSettings,
-    "model": ModelSettings,
-    "objective": ObjectiveSettings,
-    "training": bespoke.Training,
-    "evaluation": bespoke.Evaluation,
-}
 # As TOML text: beyond a counter, beyond a float32, no number, and beyond what Python reads or writes as digits.
 ABSURD = (
     "1" + 40 * "0",

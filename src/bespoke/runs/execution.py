@@ -45,8 +45,6 @@ def execute(
     ``described`` is added to the description of the data in ``federation.json``, ``about`` to ``environment.json``;
     ``stop()`` is called after each round.
     """
-    if checkpoint_every < 1:
-        raise UserError(f"checkpoint_every must be at least 1, not {checkpoint_every!r}")
     content = identity.content_hashes(pool)
     data = hashlib.sha256(json.dumps([pool.names, content]).encode()).hexdigest()[:16]
     device, precision = federation.task.device.type, federation.task.precision
