@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -73,9 +74,7 @@ class Result:
 
 def _is_of(condition: str, wanted: str) -> bool:
     """Return whether a condition is the wanted one, or of the wanted kind; "" wants any."""
-    from bespoke.records import condition_kind
-
-    return wanted in ("", condition, condition_kind(condition))
+    return wanted in ("", condition, re.split(r":| of | by ", condition)[0])
 
 
 def identity(settings: dict[str, Any], evaluate: Sequence[str], view: str) -> str:
