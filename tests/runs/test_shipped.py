@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ FILES = {
 }
 SHAPES = {"digits": ((1, 8, 8), 10), "synthetic_hierarchy": ((1,), 1)}  # of a row, and the outputs
 PRESETS = [name for name, path in FILES.items() if path.parent.name == "algorithms"]
+
+
+build = cache(build_task)  # many experiments have one model
 
 
 # --- experiments --------------------------------------------------------------------------------------------------
@@ -49,8 +53,7 @@ def test_every_experiment_loads_by_name_and_by_path_and_survives_the_round_trip(
 def test_every_key_of_an_experiment_means_something(name):
     loaded, _ = load(name)
     check_settings(loaded.data)
-    shape, outputs = SHAPES.get(loaded.data.name) or (CATALOGUE[loaded.data.name].shapes[0], 10)
-    build_task(loaded.model, shape, outputs)
+    build(loaded.model, *(SHAPES.get(loaded.data.name) or (CATALOGUE[loaded.data.name].shapes[0], 10)))
 
 
 @pytest.mark.parametrize("name", list(shipped()))
