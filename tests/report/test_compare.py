@@ -509,7 +509,7 @@ def test_wrong_requests_are_refused_in_a_sentence(tmp_path):
             "no runs of the baseline 'ditto'; use one of fedavg",
         ),
         (lambda: compare([tmp_path / "runs"], select="best"), "unknown select 'best'; use one of last, "),
-        (lambda: compare([tmp_path / "runs"], group="old"), "unknown group 'old'; use one of all, "),
+        (lambda: compare([tmp_path / "runs"], group="old"), "there is no group 'old'; use one of all, "),
     ):
         with pytest.raises(UserError, match=words):
             call()
