@@ -276,8 +276,8 @@ class Objective:
                 if not isinstance(metric, Metric):
                     raise UserError(f"the metric {name!r} is made with Metric(fn), not {metric!r}")
             return replace(self, metrics=metrics)
-        known = METRICS | dict(self.metrics)
-        known |= {name: detection(int(name[10:])) for name in metrics if re.fullmatch(r"detection_[0-9]{1,9}", name)}
+        detectors = {name: detection(int(name[10:])) for name in metrics if re.fullmatch(r"detection_[0-9]{1,9}", name)}
+        known = detectors | METRICS | dict(self.metrics)
         for name in metrics:
             if name not in known:
                 names = ", ".join((*known, "detection_CLASS"))

@@ -42,7 +42,7 @@ def people(group: str) -> str:
     return PEOPLE[name] + (f", condition {condition}" if condition else "")
 
 
-def require(condition: str, known: Collection[str], where: str = "the data") -> None:
+def require(condition: str, known: Collection[str], where: str = "the record") -> None:
     """Refuse a condition that is neither one of the known ones nor the kind of one; the sentence names the kinds."""
     if not known:
         raise UserError(f"there is no condition {condition!r}: {where} names no conditions of clients")
@@ -51,7 +51,9 @@ def require(condition: str, known: Collection[str], where: str = "the data") -> 
         raise UserError(f"there is no condition {condition!r} in {where}; use one of {', '.join(kinds)}")
 
 
-def members(group: str, groups: Sequence[str], conditions: Sequence[str] | None, where: str = "the data") -> list[bool]:
+def members(
+    group: str, groups: Sequence[str], conditions: Sequence[str] | None, where: str = "the record"
+) -> list[bool]:
     """Return which of M clients belong to a group, [M].
 
     `groups` is what the records say of each client (train, unseen or new), `conditions` each one's condition, None if
@@ -61,5 +63,5 @@ def members(group: str, groups: Sequence[str], conditions: Sequence[str] | None,
     own = [recorded in GROUPS[name] for recorded in groups]
     if not condition:
         return own
-    require(condition, set(conditions or ()), where)
+    require(condition, dict.fromkeys(conditions or ()), where)
     return [is_there and condition in (c, kind(c)) for is_there, c in zip(own, conditions or (), strict=True)]
