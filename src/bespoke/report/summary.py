@@ -230,8 +230,7 @@ def summarise(folder: RunFolder | str | os.PathLike[str]) -> dict[str, Any]:
     `{"headline": view, "metric": name, "higher": {metric: bool}, "views": {view: {selection: {"round": r, group:
     aggregates, "metrics": {name: {group: aggregates}}} | None}}, **totals}`. The aggregates of a group are those of
     the headline metric, which also chooses the best rounds, and the loss; `metrics` has those of every other metric.
-    The group `all` is the training population (train and unseen) and never holds new clients. Where the data name
-    conditions of clients, a selection also has `"conditions": {kind: {group: aggregates}}` of the headline metric.
+    `all` is the training population, without new clients. `"conditions": {kind: ...}` is as in `Evaluations.summary`.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     evaluations = Evaluations(folder)
