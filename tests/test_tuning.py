@@ -37,8 +37,18 @@ def test_ranges_are_read(text, found):
     assert parse_range(text) == found
 
 
-@pytest.mark.parametrize("text", ["lr=1:2", "training.lr", "training.lr=2:1", "training.lr=0:1:log", "training.lr=3",
-                                  "training.lr=a:b", "training.lr=1:2:3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lr=1:2",
+        "training.lr",
+        "training.lr=2:1",
+        "training.lr=0:1:log",
+        "training.lr=3",
+        "training.lr=a:b",
+        "training.lr=1:2:3",
+    ],
+)
 def test_a_wrong_range_is_told(text):
     with pytest.raises(UserError, match="--search"):
         parse_range(text)

@@ -99,9 +99,13 @@ def tune(
     optuna = _optuna()
     base, _ = load(name, algorithm, overrides, seed)
     if not base.data.validation:
-        raise UserError("tuning needs validation rows, because test rows are not for choosing: --set data.validation=0.2")
+        raise UserError(
+            "tuning needs validation rows, because test rows are not for choosing: --set data.validation=0.2"
+        )
     if not ranges:
-        raise UserError("there is nothing to tune: name settings with --search, as in --search training.lr=0.001:0.1:log")
+        raise UserError(
+            "there is nothing to tune: name settings with --search, as in --search training.lr=0.001:0.1:log"
+        )
     out.mkdir(parents=True, exist_ok=True)
     about = {"experiment": base.tables(), "search": [str(each) for each in ranges]}
     lines = _log(out / LOG, about)

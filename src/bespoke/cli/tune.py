@@ -14,9 +14,13 @@ def tune(
     experiment: Annotated[str, typer.Argument(help="An experiment file, or the name of a shipped one.")],
     search: Annotated[
         list[str] | None,
-        typer.Option(metavar="TABLE.KEY=VALUES", help="What to search: LOW:HIGH, LOW:HIGH:log or A,B,C; may be repeated."),
+        typer.Option(
+            metavar="TABLE.KEY=VALUES", help="What to search: LOW:HIGH, LOW:HIGH:log or A,B,C; may be repeated."
+        ),
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="Tune this method instead of the file's.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Tune this method instead of the file's.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated.")
     ] = None,
@@ -55,4 +59,6 @@ def tune(
         print(json.dumps(best))
         return
     chosen = " ".join(f"--set {key}={value}" for key, value in best["values"].items())
-    print(f"best on validation rows: {best['value']:.6g} with {chosen}; log in {folder / LOG}, preset in {folder / BEST}")
+    print(
+        f"best on validation rows: {best['value']:.6g} with {chosen}; log in {folder / LOG}, preset in {folder / BEST}"
+    )
