@@ -4,7 +4,6 @@ import ast
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +15,8 @@ import numpy as np
 import bespoke
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
+from bespoke.report.groups import members
 from bespoke.report.metrics import Aggregates, Scores, aggregate
-from bespoke.report.summary import GROUPS
 from bespoke.tables.spec import Entry
 
 
@@ -51,16 +50,14 @@ class Result:
 
     def scores(self, metric: str = "", group: str = "all") -> Scores:
         """Return the clients of a group, such as "new" or "train:noise", by a recorded metric."""
-        clients, wanted = self.content["clients"], group.partition(":")
-        metric = metric or self.content["metric"]
+        clients, metric = self.content["clients"], metric or self.content["metric"]
         if metric not in clients["metrics"]:
             raise UserError(f"{self.path} holds no {metric}; it has {', '.join(clients['metrics'])}")
-        conditions = clients["condition"] or [""] * len(clients["client"])
-        of_group = [name in GROUPS[wanted[0]] for name in clients["group"]]
-        own = [i for i, there in enumerate(of_group) if there and _is_of(conditions[i], wanted[2])]
+        keep = members(group, clients["group"], clients["condition"], str(self.path))
+        own = [i for i, there in enumerate(keep) if there]
         pairs = clients["metrics"][metric]
-        picked = [[clients[key][i] for i in own] for key in ("client", "rows")]
-        return Scores.of(*picked, [(pairs["sum"][i], pairs["weight"][i]) for i in own])
+        names, rows = ([clients[key][i] for i in own] for key in ("client", "rows"))
+        return Scores.of(names, rows, [(pairs["sum"][i], pairs["weight"][i]) for i in own])
 
     def aggregates(self, metric: str = "", group: str = "all") -> Aggregates:
         """Return all statistics of a metric over the clients of a group, in the metric's own scale."""
@@ -70,11 +67,6 @@ class Result:
         """Return the number that the entry asks for, in the metric's own scale."""
         found = getattr(self.aggregates(entry.metric, entry.group), entry.statistic)
         return None if found is None else float(found)
-
-
-def _is_of(condition: str, wanted: str) -> bool:
-    """Return whether a condition is the wanted one, or of the wanted kind; "" wants any."""
-    return wanted in ("", condition, re.split(r":| of | by ", condition)[0])
 
 
 def identity(settings: dict[str, Any], evaluate: Sequence[str], view: str) -> str:
@@ -132,7 +124,8 @@ def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
     own = identity(content["settings"], content["evaluate"], content["view"])
     if path.exists() and (old := read(path)).done and old.identity != own:
         os.replace(path, folder / f"{old.seed}-{old.identity}.json")
-    lines = [f"{json.dumps(key)}: {json.dumps(_rounded(value), allow_nan=False)}" for key, value in content.items()]
+    exact = {key: value if key == "settings" else _rounded(value) for key, value in content.items()}
+    lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in exact.items()]
     write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
 
