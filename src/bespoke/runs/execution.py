@@ -89,11 +89,11 @@ def execute(
         )
         done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes)
         done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
-        _conclude(done, environment, exports=out is not None)
+        conclude(done, environment, exports=out is not None)
     return done
 
 
-def _conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
+def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     """Write what a run's folder holds at its end; say so if it stopped because its launcher has ended."""
     if processes.first():
         counted = _device_seconds(done.federation.clients)

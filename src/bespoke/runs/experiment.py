@@ -83,6 +83,8 @@ class Experiment:
                 "[evaluation] patience stops early on validation accuracy: set [data] validation and "
                 "[evaluation] every as well"
             )
+        if self.evaluation.patience and self.evaluation.clients == "new":
+            raise UserError('[evaluation] patience judges the training population: set [evaluation] clients = "all"')
         if self.evaluation.select == "best_val" and not self.data.validation:
             raise UserError('[evaluation] select = "best_val" needs validation rows: set [data] validation')
 
