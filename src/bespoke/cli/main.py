@@ -269,8 +269,8 @@ def compare(
     view: Annotated[str | None, typer.Option(help="Prediction to report, where a method has several.")] = None,
     group: Annotated[str, typer.Option(help="Clients to include: all, train, unseen or new.")] = "all",
     metric: Annotated[str | None, typer.Option(help="Metric to report; default: as in the runs.")] = None,
-    chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png or .svg).")] = None,
-    curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png or .svg).")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png, .svg or .pdf).")] = None,
+    curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png, .svg or .pdf).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:
