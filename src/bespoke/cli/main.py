@@ -14,7 +14,7 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, listing, progress
+from bespoke.cli import data, listing, progress, tables
 from bespoke.errors import UserError, reason, visible
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
+app.command()(tables.sweep)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -36,7 +37,7 @@ def main() -> None:
     """
     try:
         with _one_voice():
-            code = app(_spread_seeds(sys.argv[1:]), standalone_mode=False)
+            code = app(_spread(sys.argv[1:]), standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -117,17 +118,20 @@ def _fail(text: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _spread_seeds(arguments: list[str]) -> list[str]:
-    """Rewrite ``--seeds 0 1 2`` as the repeated option that the parser expects."""
+def _spread(arguments: list[str]) -> list[str]:
+    """Rewrite ``--seeds 0 1 2`` and ``--methods a b`` as the repeated options that the parser expects."""
     spread: list[str] = []
-    several = False
+    option = ""
     for word in arguments:
-        if several and word.isdigit():
-            spread += [word] if spread[-1] == "--seeds" else ["--seeds", word]
+        if option and not word.startswith("-") and (option != "--seeds" or word.isdigit()):
+            spread += [word] if spread[-1] == option else [option, word]
             continue
-        several = word.partition("=")[0] == "--seeds"
+        option = word.partition("=")[0] if word.partition("=")[0] in _SEVERAL else ""
         spread.append(word)
     return spread
+
+
+_SEVERAL = ("--seeds", "--methods", "--cells")
 
 
 def _version(value: bool) -> None:
@@ -303,10 +307,10 @@ def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> Non
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions or experiments.")],
+    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions, experiments or tables.")],
     as_json: Json = False,
 ) -> None:
-    """List the available algorithms, models, data sets, partitions or experiments."""
+    """List the available algorithms, models, data sets, partitions, experiments or tables."""
     if what not in listing.LISTS:
         raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
     rows = listing.LISTS[what]()
