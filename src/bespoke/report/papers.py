@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 GRID = "#e4e4e4"
 LABEL = 26  # characters per line of a legend
 WIDTH, HEIGHT = 4.2, 3.4  # inches of a panel
+MANY = (*COLOURS, "#882255", "#999933", "#999999")  # of points, which have no dashes
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # with the colours, so that a label is known without them
 
 
@@ -110,10 +111,13 @@ def _arrange_axes(axes: Axes, panel: Lines) -> None:
         axes.set_xscale("log")
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.xaxis.set_minor_locator(NullLocator())
-    elif all(place.is_integer() for place in places):
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    elif len(places) < 8:
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
     if panel.log_y:
         axes.set_yscale("log")
+        axes.tick_params(axis="y", which="minor", length=0)
     axes.set_title(panel.title, fontsize=10, color=INK, loc="left", parse_math=False)
     axes.set_xlabel(panel.x, color=INK, parse_math=False)
     axes.set_ylabel(panel.y, color=INK, parse_math=False)
@@ -123,7 +127,7 @@ def _arrange_axes(axes: Axes, panel: Lines) -> None:
 def point_chart(panels: Sequence[Points], words: Words, columns: int = 3) -> Figure:
     """Draw panels of points coloured by label, without ticks: only what is near what has a meaning."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.labels))
-    figure, grid = _grid(len(panels), columns, labels, words)
+    figure, grid = _grid(len(panels), columns, labels, words, share=0.8)
     handles: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
         named, areas = np.array(panel.labels), np.broadcast_to(panel.areas, len(panel.labels))
@@ -134,8 +138,8 @@ def point_chart(panels: Sequence[Points], words: Words, columns: int = 3) -> Fig
                 x,
                 y,
                 s=areas[own],
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number // len(COLOURS) % len(MARKERS)],
+                color=MANY[number % len(MANY)],
+                marker=MARKERS[number // len(MANY) % len(MARKERS)],
                 alpha=0.8,
                 linewidths=0,
             )
@@ -233,14 +237,18 @@ def _bubble_height(counts: NDArray[np.int64]) -> float:
 # --- layout ---------------------------------------------------------------------------------------------------------
 
 
-def _grid(panels: int, columns: int, labels: Sequence[str], words: Words) -> tuple[Figure, list[Axes]]:
-    """Return a figure with room for panels and a legend at the right, and the panels' axes."""
+def _grid(
+    panels: int, columns: int, labels: Sequence[str], words: Words, share: float = 1.0
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with room for panels and a legend at the right, and the panels' axes.
+
+    A panel has a ``share`` of the usual width and height; a single one is wider.
+    """
     columns = min(columns, panels)
-    rows = -(-panels // columns)
-    wide = WIDTH * (1.3 if columns == 1 else 1.0)
-    width = columns * wide + (0.6 + inches(_wrapped(labels).splitlines()) if labels else 0.0)
-    lines = 1 + _wrapped(labels).count("\n")
-    height = max(rows * HEIGHT, 0.4 + 0.21 * lines)
+    rows, written = -(-panels // columns), _wrapped(labels).splitlines()
+    wide = share * WIDTH * (1.3 if columns == 1 else 1.0)
+    width = columns * wide + (0.6 + inches(written) if labels else 0.0)
+    height = max(rows * share * HEIGHT, 0.4 + 0.21 * len(written))
     figure, grid = new_panels(width, height, words.title, words.subtitle, words.caption, rows, columns)
     for axes in list(grid.flat)[panels:]:
         axes.remove()
@@ -257,6 +265,6 @@ def _add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], d
         return
     written = [textwrap.fill(label, LABEL).replace("$", r"\$") for label in labels]
     found = figure.legend(handles, written, loc="outside right center", frameon=False, labelcolor=INK, fontsize=9)
-    if dots:
-        for handle in found.legend_handles:
-            handle.set_sizes([28.0])
+    shown: list[Any] = found.legend_handles
+    for handle in shown if dots else ():
+        handle.set_sizes([30.0])
