@@ -92,7 +92,12 @@ DEGRADED = {
 def told(found, conditions, silhouette=0.4):
     """Return vectors as the probes of clients' vectors tell them."""
     clients = list(range(len(conditions)))
-    return {"clients": clients, "conditions": conditions, "vectors": np.round(found, 4).tolist(), "silhouette": silhouette}
+    return {
+        "clients": clients,
+        "conditions": conditions,
+        "vectors": np.round(found, 4).tolist(),
+        "silhouette": silhouette,
+    }
 
 
 def read(path: Path):

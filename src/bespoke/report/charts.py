@@ -58,7 +58,8 @@ def new_panels(
     from matplotlib.figure import Figure
 
     head, lines, foot = (
-        textwrap.fill(text, int(width * n)) for text, n in ((title, 10), (subtitle, 14), (caption, 14))
+        textwrap.fill(text, int(width * n), break_on_hyphens=False)
+        for text, n in ((title, 10), (subtitle, 14), (caption, 14))
     )
     below = 12 + 12 * (lines.count("\n") + 1)  # points from the top of the axes to the title
     top = (below + 15 * (head.count("\n") + 1) + 8) / 72

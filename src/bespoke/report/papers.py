@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 GRID = "#e4e4e4"
 LABEL = 26  # characters per line of a legend
 WIDTH, HEIGHT = 4.2, 3.4  # inches of a panel
+POINTS = 0.8  # share of them that a panel of points has
 MANY = (*COLOURS, "#882255", "#999933", "#999999")  # of points, which have no dashes
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # with the colours, so that a label is known without them
 
@@ -118,7 +119,7 @@ def _arrange_axes(axes: Axes, panel: Lines) -> None:
     if panel.log_y:
         axes.set_yscale("log")
         axes.tick_params(axis="y", which="minor", length=0)
-    axes.set_title(panel.title, fontsize=10, color=INK, loc="left", parse_math=False)
+    _put_title(axes, panel.title, WIDTH)
     axes.set_xlabel(panel.x, color=INK, parse_math=False)
     axes.set_ylabel(panel.y, color=INK, parse_math=False)
     axes.grid(axis="y", color=GRID)
@@ -127,7 +128,7 @@ def _arrange_axes(axes: Axes, panel: Lines) -> None:
 def point_chart(panels: Sequence[Points], words: Words, columns: int = 3) -> Figure:
     """Draw panels of points coloured by label, without ticks: only what is near what has a meaning."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.labels))
-    figure, grid = _grid(len(panels), columns, labels, words, share=0.8)
+    figure, grid = _grid(len(panels), columns, labels, words, POINTS)
     handles: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
         named, areas = np.array(panel.labels), np.broadcast_to(panel.areas, len(panel.labels))
@@ -144,7 +145,7 @@ def point_chart(panels: Sequence[Points], words: Words, columns: int = 3) -> Fig
                 linewidths=0,
             )
             handles.setdefault(label, dots)
-        axes.set_title(panel.title, fontsize=10, color=INK, loc="left", parse_math=False)
+        _put_title(axes, panel.title, POINTS * WIDTH)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_visible(True)
@@ -184,7 +185,7 @@ def box_chart(panels: Sequence[Groups], words: Words) -> Figure:
         axes.set_yticks(range(len(labels)), labels if axes is grid.flat[0] else [""] * len(labels), parse_math=False)
         axes.set_ylim(len(labels) - 0.4, -0.75)
         axes.set_xlim(-0.02, 1.02)
-        axes.set_title(panel.title, fontsize=10, color=INK, loc="left", parse_math=False)
+        _put_title(axes, panel.title, WIDTH)
         axes.set_xlabel(panel.x, color=INK, parse_math=False)
         axes.grid(axis="x", color=GRID)
     return figure
@@ -205,7 +206,7 @@ def histogram_chart(panels: Sequence[Groups], words: Words, bins: int = 20) -> F
         colour = COLOURS[number % len(COLOURS)]
         axes.bar(100 * edges[:-1], counts, 100 / bins, align="edge", color=colour, edgecolor="white", linewidth=0.6)
         axes.axvline(100 * known.mean(), color=INK, linewidth=1.4, linestyle="--")
-        axes.set_title(f"{panel.title}: mean {100 * known.mean():.1f} %", fontsize=10, color=INK, loc="left")
+        _put_title(axes, f"{panel.title}: mean {100 * known.mean():.1f} %", WIDTH)
         axes.set_xlim(0, 100)
         axes.set_xlabel(panel.x, color=INK, parse_math=False)
         axes.grid(axis="y", color=GRID)
@@ -225,8 +226,7 @@ def bubble_panels(panels: Mapping[str, NDArray[np.int64]], words: Words) -> Figu
     grid[0, 0].get_gridspec().set_height_ratios([_bubble_height(counts) for counts in panels.values()])
     for axes, (title, counts) in zip(grid[:, 0], panels.items(), strict=True):
         draw_bubbles(axes, counts, width, _bubble_height(counts))
-        largest = f"largest bubble: {counts.max():,} rows"
-        axes.set_title(f"{title} ({largest})", fontsize=10, color=INK, loc="left", parse_math=False)
+        _put_title(axes, f"{title} (largest bubble: {counts.max():,} rows)", width)
     return figure
 
 
@@ -253,6 +253,14 @@ def _grid(
     for axes in list(grid.flat)[panels:]:
         axes.remove()
     return figure, list(grid.flat)[:panels]
+
+
+def _put_title(axes: Axes, title: str, width: float) -> None:
+    """Write a title above a panel, in lines of at most `width` inches."""
+    lines = [
+        part for line in title.splitlines() for part in textwrap.wrap(line, int(12.5 * width), break_on_hyphens=False)
+    ]
+    axes.set_title("\n".join(lines), fontsize=10, color=INK, loc="left", parse_math=False)
 
 
 def _wrapped(labels: Sequence[str]) -> str:

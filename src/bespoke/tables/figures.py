@@ -151,7 +151,7 @@ def _against(found: Found, key: str, x: str, log_x: bool = False, log_y: bool = 
                         told.setdefault(line, {}).setdefault(seed, {})[_setting(result, key)] = value
         lines = {line: _line(values) for line, values in told.items()}
         unit = Unit.of(of, [])
-        y = f"{_capital(read.statistic(*own[0]))}{unit.name}" if log_y else f"test {of.replace('_', ' ')}{unit.name}"
+        y = f"{read.statistic(*own[0])}{unit.name}" if log_y else f"test {of.replace('_', ' ')}{unit.name}"
         drawn.append(Lines(_title([entry.cell for entry, _ in own]), x, y, _scaled(lines, unit.scale), log_x, log_y))
     return papers.line_chart(drawn, found.words(_band(drawn), read.what(found.entries()), found.entries()))
 
@@ -290,10 +290,10 @@ def features(found: Found) -> "Figure":
         value = found.results[entry.id][seed].value(entry)
         unit = Unit.of(metric(entry, found.results[entry.id]), [value])
         told = {words: f"{share:.2f}" for words, share in own["scatter"].items() if share is not None}
-        scatter = ", ".join(f"{words.replace('_', ' ')} {share}" for words, share in told.items())
+        scatter = ", ".join(f"{words.removeprefix('between_')} {share}" for words, share in told.items())
         order = np.argsort(own["classes"], kind="stable")  # so that the legend is sorted
         points, classes = tsne(own["vectors"])[order], np.array(own["classes"])[order]
-        title = f"{label(entry)} ({unit.text(value)}{unit.sign})\nscatter {scatter}"
+        title = f"{label(entry)} ({unit.text(value)}{unit.sign})\nscatter: {scatter}"
         panels.append(Points(title, points, [f"class {number}" for number in classes], 7.0))
     own = first[0][2]
     kept, sample, dims = min(own["kept"] for *_, own in first), len(own["classes"]), len(own["vectors"][0])
@@ -345,7 +345,7 @@ def _betas(result: Result, group: str) -> list[tuple[str, float, float]]:
     if not {"beta_mean", "beta_cov"} <= logged.keys():
         return []
     columns = zip(told["client"], conditions, logged["beta_mean"], logged["beta_cov"], strict=True)
-    return [(_kind(c), mean, cov) for client, c, mean, cov in columns if client in own and mean is not None]
+    return [(_kind(c), mean, cov) for client, c, mean, cov in columns if client in own and None not in (mean, cov)]
 
 
 def histogram(found: Found) -> "Figure":
@@ -356,7 +356,8 @@ def histogram(found: Found) -> "Figure":
         values = np.full((len(each), max(map(len, each))), np.nan)
         for place, own in enumerate(each):
             values[place, : len(own)] = own
-        title = label(entry) if len(found.table.cells) == 1 else name(entry)
+        alone = len(found.table.cells) == 1 and not entry.cell.stand_in
+        title = label(entry) if alone else name(entry)
         panels.append(Groups(title, f"a client's test {metric(entry, seeds)} in %", {title: values}))
     several = any(len(seeds) > 1 for _, seeds in found.entries())
     subtitle = f"Clients in each of 20 bins{' (mean over seeds)' if several else ''}; dashed: mean over clients."
