@@ -51,7 +51,7 @@ def picture(table, root):
 
 def test_curves_are_the_means_of_the_seeds_with_a_band_and_a_panel_for_each_cell(tmp_path):
     text = 'figure = "curves"\n' + ROWS + CELL + CELL.replace('"a"', '"b"').replace("first", "second")
-    table = figure(tmp_path, text + 'stand_in = "digits for letters"\n')
+    table = figure(tmp_path, text + 'stand_in = "digits for letters"\npublished = { pfedfda = 76.93 }\n')
     for seed, top in ((0, 0.7), (1, 0.9)):
         put(tmp_path / "r", table, "a/fedavg", seed, **content([0.5] * 4, view="global", curve=rising([2, 4], top)))
     put(tmp_path / "r", table, "a/pfedfda", **content([0.8] * 4, curve=rising([2, 4], 0.8)))
@@ -71,12 +71,13 @@ def test_curves_are_the_means_of_the_seeds_with_a_band_and_a_panel_for_each_cell
     assert missing == ["digits, second (stand-in), FedAvg: not run yet"]
     for fact in (
         "Paper, Figure 1: What it shows",
-        "4 clients (the training population)",
+        "4 clients (all clients of the training population)",
         "seeds 0, 1, not all of them",
     ):
         assert fact in words(drawn)
     for fact in ("global models of FedAvg, personal models of pFedFDA", "NVIDIA H200 in bf16"):
         assert fact in words(drawn)
+    assert "The paper prints: digits, second (stand-in), pFedFDA 76.93." in words(drawn)
     assert "STAND-IN: digits for letters." in words(drawn) and f"MISSING: {missing[0]}." in words(drawn)
 
 
@@ -131,7 +132,7 @@ def test_rows_come_from_what_was_changed_for_the_evaluation(tmp_path):
     assert lines(drawn.axes[0]) == {"pFedFDA": ([2, 10, 100], pytest.approx([30, 50, 60]))}
     assert drawn.axes[0].get_xscale() == "log"
     assert [text.get_text() for text in drawn.axes[0].get_xticklabels()] == ["2", "10", "100"]
-    assert "1 clients (new ones)" in words(drawn)
+    assert "1 clients (new clients, held out from training)" in words(drawn)
 
 
 def test_estimates_beside_the_hierarchy_are_drawn_after_the_methods(tmp_path):

@@ -17,6 +17,7 @@ from bespoke.errors import UserError
 from bespoke.registry import closest
 from bespoke.report import papers
 from bespoke.report.charts import check_path, save
+from bespoke.report.groups import kind
 from bespoke.report.papers import Groups, Line, Lines, Points, Words
 from bespoke.report.planes import perplexity, plane, tsne
 from bespoke.report.summary import SELECTIONS
@@ -218,7 +219,7 @@ def gaussianity(found: Found) -> "Figure":
 
 Vectors = NDArray[np.float64]
 _PLANES: dict[str, Callable[[Vectors], Vectors]] = {"PCA": plane, "t-SNE": tsne}
-_SMALL, _LARGE = 14.0, 90.0  # points squared of the dots for the lowest and the highest level
+_SMALL, _MEDIUM, _LARGE = 14.0, 36.0, 90.0  # points squared of the dots for the lowest, an unknown, the highest level
 
 
 def embeddings(found: Found) -> "Figure":
@@ -244,7 +245,7 @@ def norms(found: Found) -> "Figure":
 
 def _planes(own: Mapping[str, Any], before: str, after: str = "") -> list[Points]:
     vectors, conditions = np.array(own["vectors"], dtype=np.float64), own["conditions"]
-    kinds, areas = [_kind(condition) for condition in conditions], _areas(conditions)
+    kinds, areas = [kind(condition) for condition in conditions], _areas(conditions)
     return [Points(f"{before}{way}{after}", map_(vectors), kinds, areas) for way, map_ in _PLANES.items()]
 
 
@@ -263,21 +264,18 @@ def _about_planes(
     return found.words(subtitle, "; ".join(facts), [(entry, list(seeds)[:1]) for entry, seeds in probed])
 
 
-def _kind(condition: str) -> str:
-    """Return a condition without its level."""
-    return re.split(r":| of | by ", condition)[0]
-
-
 def _areas(conditions: Sequence[str]) -> Vectors:
     """Return the dots' areas by the rank of the condition's level among those of its kind; medium without one level."""
-    areas = np.full(len(conditions), (_SMALL + _LARGE) / 2 * 0.7)
-    for kind in {_kind(condition) for condition in conditions}:
-        own = [i for i, condition in enumerate(conditions) if _kind(condition) == kind]
-        numbers = [re.findall(r"[-+]?\d*\.?\d+(?:e[-+]?\d+)?", conditions[i].removeprefix(kind)) for i in own]
-        if all(len(each) == 1 for each in numbers):
-            levels = np.array([float(each[0]) for each in numbers]) * (-1 if kind == "imbalance" else 1)
-            ranks = np.searchsorted(np.unique(levels), levels) / max(1, len(np.unique(levels)) - 1)
-            areas[own] = _SMALL + (_LARGE - _SMALL) * ranks
+    areas, kinds = np.full(len(conditions), _MEDIUM), [kind(condition) for condition in conditions]
+    for each in {*kinds}:
+        own = [i for i, found in enumerate(kinds) if found == each]
+        numbers = [re.findall(r"[-+]?\d*\.?\d+(?:e[-+]?\d+)?", conditions[i].removeprefix(each)) for i in own]
+        if all(len(found) == 1 for found in numbers):
+            levels = np.array([float(found[0]) for found in numbers])
+            if each == "imbalance":
+                levels = -levels  # of a Dirichlet distribution: the smaller, the more unequal
+            ranks = np.unique(levels, return_inverse=True)[1]
+            areas[own] = _SMALL + (_LARGE - _SMALL) * ranks / max(1, ranks.max())
     return areas
 
 
@@ -322,10 +320,10 @@ def betas(found: Found) -> "Figure":
             continue
         rows = [row for own in told for row in own]
         single = all(row[1] == row[2] for row in rows)
-        order = sorted({row[0] for row in rows}, key=lambda kind: np.mean([r[1] for r in rows if r[0] == kind]))
+        order = sorted({row[0] for row in rows}, key=lambda own: np.mean([row[1] for row in rows if row[0] == own]))
         for place, x in [(1, "beta")] if single else [(1, "beta of the means"), (2, "beta of the covariance")]:
-            values = {kind: np.array([row[place] for row in rows if row[0] == kind]) for kind in order}
-            labels = {f"{kind} ({len(own) // len(seeds)})": own for kind, own in values.items()}
+            values = {own: np.array([row[place] for row in rows if row[0] == own]) for own in order}
+            labels = {f"{own} ({len(each) // len(seeds)})": each for own, each in values.items()}
             panels.append(Groups(name(entry), x, labels))
         drawn.append((entry, seeds))
     if not panels:
@@ -345,7 +343,7 @@ def _betas(result: Result, group: str) -> list[tuple[str, float, float]]:
     if not {"beta_mean", "beta_cov"} <= logged.keys():
         return []
     columns = zip(told["client"], conditions, logged["beta_mean"], logged["beta_cov"], strict=True)
-    return [(_kind(c), mean, cov) for client, c, mean, cov in columns if client in own and None not in (mean, cov)]
+    return [(kind(c), mean, cov) for client, c, mean, cov in columns if client in own and None not in (mean, cov)]
 
 
 def histogram(found: Found) -> "Figure":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
+from bespoke.report.groups import people
 from bespoke.report.papers import Words
 from bespoke.report.summary import SELECTIONS
 from bespoke.tables import results
@@ -87,7 +88,8 @@ class Found:
         """
         used = [(entry, [self.results[entry.id][seed] for seed in seeds]) for entry, seeds in drawn]
         facts = [what, _clients(used), *([_views(used)] if views else []), _seeds(used), _devices(used)]
-        told = [f"{'; '.join(facts)}.", *stand_ins(entry.cell for entry, _ in drawn), *_older(used)]
+        entries = [entry for entry, _ in drawn]
+        told = [f"{'; '.join(facts)}.", *_published(entries), *stand_ins(e.cell for e in entries), *_older(used)]
         return titled(self.table, subtitle, [*told, *lacking(self.missing)])
 
 
@@ -127,12 +129,6 @@ STATISTICS = {
     "std0": "standard deviation (n) of the clients' test {}",
     "cv": "coefficient of variation of the clients' test {}",
 }
-_PEOPLE = {
-    "all": "the training population",
-    "train": "those that took part",
-    "unseen": "those that never took part",
-    "new": "new ones",
-}
 
 
 def statistic(entry: Entry, seeds: Seeds) -> str:
@@ -150,9 +146,8 @@ def what(entries: Sequence[tuple[Entry, Seeds]]) -> str:
 
 def _clients(used: Used) -> str:
     numbers = sorted({len(result.scores(entry.metric, entry.group).clients) for entry, own in used for result in own})
-    parts = [entry.group.partition(":") for entry, _ in used]
-    named = dict.fromkeys(_PEOPLE[people] + (f", {condition}" if condition else "") for people, _, condition in parts)
     count = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
+    named = dict.fromkeys(people(entry.group) for entry, _ in used)
     return f"{count} clients ({' or '.join(named)})"
 
 
@@ -176,6 +171,11 @@ def _seeds(used: Used) -> str:
 def _devices(used: Used) -> str:
     told = [result.content["environment"] for _, own in used for result in own]
     return " and ".join(dict.fromkeys(f"{each.get('device', '?')} in {each.get('precision', '?')}" for each in told))
+
+
+def _published(entries: Sequence[Entry]) -> list[str]:
+    told = {name(entry): f"{entry.published:g}" for entry in entries if entry.published is not None}
+    return [f"The paper prints: {'; '.join(f'{key} {value}' for key, value in told.items())}."] if told else []
 
 
 def stand_ins(cells: Iterable[Cell]) -> list[str]:

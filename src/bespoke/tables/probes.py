@@ -115,8 +115,20 @@ def _noted(folder: Path) -> dict[int, Any]:
     return {int(number): fit for number, fit in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
+def hierarchy(run: Run) -> dict[str, Any]:
+    """Return the errors of estimates that know the variances of the two-level Gaussian (Self-FL's synthetic data).
+
+    A client's train rows are its observations, its one test row is its true mean.
+    """
+    pool, clients = run.pool, range(run.pool.num_clients)
+    seen = [pool.y[pool.train.client(client)].double().numpy() for client in clients]
+    truth = [float(pool.y[pool.test.client(client)].mean()) for client in clients]
+    found = analysis.hierarchy([y.mean() for y in seen], [len(y) for y in seen], run.experiment.data.between, truth)
+    return {name: _plain(error) for name, error in found.items()}
+
+
 PROBES: dict[str, Callable[[Run], dict[str, Any]]] = {
-    probe.__name__: probe for probe in (embeddings, norms, features, gaussianity)
+    probe.__name__: probe for probe in (embeddings, norms, features, gaussianity, hierarchy)
 }
 _WATCHED = {"gaussianity": _watch_gaussianity}
 
