@@ -24,7 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
-for command in (evaluate.evaluate, tune.tune, tables.sweep):
+for command in (evaluate.evaluate, tune.tune, tables.sweep, tables.figure):
     app.command()(command)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
@@ -280,8 +280,8 @@ def compare(
     by: Annotated[
         str | None, typer.Option(metavar="condition", help="A column for each condition that the data name.")
     ] = None,
-    chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png or .svg).")] = None,
-    curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png or .svg).")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png, .svg or .pdf).")] = None,
+    curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png, .svg or .pdf).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -40,6 +40,7 @@ class Event:
     evaluated: list[dict[str, Any]]  # the lines of clients.jsonl, if this round was evaluated
     seconds: dict[str, float]  # by phase
     server: Tree  # the server's state after the round
+    federation: Federation  # a simulation's can be inspected
 
 
 def recorded(
@@ -85,7 +86,7 @@ def recorded(
             checkpoint(done.number, server)
         saving = clock.lap("checkpoint")
         for callback in callbacks:
-            callback(Event(done.number, rounds, row, lines, clock.seconds, server))
+            callback(Event(done.number, rounds, row, lines, clock.seconds, server, federation))
         del done, evaluated  # free the uploads' memory before the next round needs it
         if stopping:
             break
