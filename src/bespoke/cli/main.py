@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.command()(tables.sweep)
+app.command()(tables.table)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
