@@ -186,10 +186,10 @@ class Reader:
         """Return a table with ours beside the paper's."""
         self._tables[table.name] = table
         entries = {cell.id: [entry for entry in table.entries if entry.cell is cell] for cell in table.cells}
-        columns = [Column(cell, tuple(map(self.number, entries[cell.id]))) for cell in table.cells]
+        columns = [Column(cell, tuple(map(self._number, entries[cell.id]))) for cell in table.cells]
         return Beside(table, tuple(columns))
 
-    def number(self, entry: Entry) -> Number:
+    def _number(self, entry: Entry) -> Number:
         """Return one number."""
         key = entry.table, entry.id
         if key not in self._numbers:
@@ -229,7 +229,7 @@ class Reader:
         if how in _FROM_TWO and len(sources) != 2:
             raise _refused(entry, f"how = {how!r} takes two cells, not {len(sources)}")
         if how in _FROM_NUMBERS:
-            parts = [self.number(source) for source in sources]
+            parts = [self._number(source) for source in sources]
         elif how == "overhead":
             parts = [self._collected(entry, source, "round_seconds") for source in sources]
         elif how in _FROM_RESULTS:

@@ -50,8 +50,8 @@ class Counts:
     missing: int = 0  # of these: data not at hand
     stand_ins: int = 0  # of these: on other data than the paper's
     stand_ins_run: int = 0
-    run: int = 0  # of the others: run, and held against the paper's
-    points: int = 0  # of these: in percent
+    run: int = 0  # of the others: run
+    points: int = 0  # of these: held against the paper's, in percent
     within_1: int = 0
     within_2: int = 0
     marked: int = 0
@@ -90,7 +90,7 @@ class Page:
             missing=sum(bool(number.entry.cell.missing) for number in printed),
             stand_ins=sum(bool(number.stand_in) for number in printed),
             stand_ins_run=sum(bool(number.stand_in and number.ours) for number in printed),
-            run=len(held),
+            run=sum(bool(number.ours and not number.stand_in) for number in printed),
             points=len(points),
             within_1=sum(number.within(1.0) for number in points),
             within_2=sum(number.within(2.0) for number in points),
@@ -176,9 +176,7 @@ class Page:
         numbers = [number for number in self.beside.numbers if number.ours]
         table = self.beside.table
         said = [
-            "Published → ours"
-            + (f" (mean ± standard deviation over seeds, ddof 1{_in_brackets(self._seeds)})" if numbers else "")
-            + "; below, ours minus published, and the method's rank in the paper → in ours.",
+            f"Published → ours{_repeated(self._seeds)}; below, ours minus published, and the rank in the paper → ours.",
             *_readings(self.beside),
         ]
         if table.published_over:
@@ -258,11 +256,11 @@ class Page:
     def markdown(self) -> str:
         """Return a Markdown table with what is said below it; numbers that are marked are bold."""
         header, rows = self._grid(self.beside.columns)
-        lines = [header, ["---", *["---:"] * (len(header) - 1)]]
-        lines = [[for_markdown(cell) for cell in header], lines[1]]
-        lines += [["<br>".join(_bold(for_markdown(line)) for line in cell) for cell in row] for row in rows]
-        below = [for_markdown(line) for line in [*self.caption, *self.notes]]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n" + "\n".join(below) + "\n"
+        cells = [["<br>".join(_bold(for_markdown(line)) for line in cell) for cell in row] for row in rows]
+        lines = [*markdown_table([for_markdown(cell) for cell in header], cells), ""]
+        lines += [for_markdown(line) for line in self.caption]
+        lines += ["", *markdown_bullets(self.notes)] if self.notes else []
+        return "\n".join(lines) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; accuracies are in percent, as they are published."""
@@ -304,6 +302,16 @@ def explained(reason: Reason | None) -> str:
 def visible_lines(lines: Iterable[str]) -> str:
     """Return text of several lines, each safe for a terminal."""
     return "\n".join(visible(part) for line in lines for part in line.split("\n")) + "\n"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table whose columns, but for the first, are right-aligned."""
+    return ["| " + " | ".join(row) + " |" for row in [header, ["---", *["---:"] * (len(header) - 1)], *rows]]
+
+
+def markdown_bullets(lines: Iterable[str]) -> list[str]:
+    """Return lines of plain text as a list in Markdown."""
+    return [f"- {for_markdown(line)}" for line in lines]
 
 
 def _label(column: Column) -> str:
@@ -401,8 +409,12 @@ def _whole(entries: Sequence[Entry], beside: Beside) -> str:
     return ", ".join(sorted(own))
 
 
-def _in_brackets(seeds: set[tuple[int, ...]]) -> str:
-    return "; in brackets the number of seeds" if len({len(own) for own in seeds}) > 1 else ""
+def _repeated(seeds: set[tuple[int, ...]]) -> str:
+    """Return what a number over several seeds is, in brackets."""
+    if all(len(own) < 2 for own in seeds):
+        return ""
+    number = "; in brackets the number of seeds" if len({len(own) for own in seeds}) > 1 else ""
+    return f" (mean ± standard deviation over seeds, ddof 1{number})"
 
 
 def _seeds_told(seeds: set[tuple[int, ...]]) -> str:

@@ -15,7 +15,7 @@ from bespoke.files import write_atomic
 from bespoke.report.table import aligned, for_markdown
 from bespoke.tables import reasons, spec
 from bespoke.tables.beside import Reader
-from bespoke.tables.page import Counts, Page, explained
+from bespoke.tables.page import Counts, Page, explained, markdown_bullets, markdown_table
 from bespoke.tables.results import Result
 from bespoke.tables.spec import Cell, Table
 
@@ -31,7 +31,7 @@ class Site:
     pages: tuple[Page, ...]
     reasons: dict[str, reasons.Reason]
     trainings: dict[str, Result]  # every result of a training once, by its settings
-    papers: dict[str, list[str]]  # the trainings of each paper's folder
+    papers: dict[str, dict[str, None]]  # the trainings of each paper's folder, in order
 
     # --- the state of everything ------------------------------------------------------------------------------------
 
@@ -84,10 +84,10 @@ class Site:
             "# Results",
             _WRITTEN,
             "",
-            "The papers' tables with ours beside them, written by `bespoke table --write docs/results` from `results/` and",
-            "the tables in `experiments/`. [tables.md](../tables.md) says how they are made, and what a mark means.",
+            "The papers' tables with ours beside them, written by `bespoke table --write docs/results` from `results/`",
+            "and `experiments/` alone. [tables.md](../tables.md) says how they are made, and what a mark means.",
             "",
-            *_markdown_table(["paper", *_state(total), "training"], rows),
+            *markdown_table(["paper", *_state(total), "training"], rows),
             "",
             *_LEGEND,
         ]
@@ -99,7 +99,14 @@ class Site:
             lines += ["", *self._section(page, link)]
         kept = self._reasons_kept(pages)
         if kept:
-            lines += ["", "## Reasons kept", "", "Of numbers that are not marked any more.", "", *_bullets(kept)]
+            lines += [
+                "",
+                "## Reasons kept",
+                "",
+                "Of numbers that are not marked any more.",
+                "",
+                *markdown_bullets(kept),
+            ]
         lines += ["", f"Training: {self._spent_told(self.papers[name])}. [All papers](README.md)"]
         return "\n".join(lines) + "\n"
 
@@ -120,27 +127,34 @@ class Site:
             near = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
             lines += [f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns.", ""]
         if page.misses:
-            lines += ["Marked numbers:", "", *_bullets(page.misses), ""]
+            lines += ["Marked numbers:", "", *markdown_bullets(page.misses), ""]
         return [*lines, *self._settings(table, link)]
 
     def _settings(self, table: Table, link: Callable[[Path], str]) -> list[str]:
         """Return where a table's settings are: its file, the run files, and what differs from them."""
-        bases = {cell.base: entry.base for entry in table.entries for cell in [entry.cell] if entry.runs}
-        files = ", ".join(f"[{base}]({link(path)})" for base, path in bases.items() if path)
-        own = self.root / table.name
+        run = [(entry, entry.base) for entry in table.entries if entry.runs and entry.base]
+        bases = {entry.cell.base: path for entry, path in run}
+        presets = {entry.algorithm: path.parent / "algorithms" / f"{entry.algorithm}.toml" for entry, path in run}
+        presets = {name: path for name, path in presets.items() if path.is_file()}
         places = [f"[the table's file]({link(table.path)})"]
-        places += [f"run files {files}"] if files else []
-        places += [f"[results]({link(own)})"] if own.is_dir() else []
+        for what, files in (("run files", bases), ("presets", presets)):
+            if files:
+                places.append(f"{what} {', '.join(f'[{name}]({link(path)})' for name, path in files.items())}")
+        if (own := self.root / table.name).is_dir():
+            places.append(f"[results]({link(own)})")
         return [f"Settings: {'; '.join(places)}.", *_changes(table)]
 
     def _reasons_kept(self, pages: Sequence[Page]) -> list[str]:
         numbers = [number for page in pages for number in page.beside.numbers if not number.marked]
         return [f"{n.id}: {explained(self.reasons[n.id])}" for n in numbers if n.id in self.reasons]
 
+    def check(self) -> None:
+        """Refuse reasons for numbers that no table has, and evidence that is not there."""
+        reasons.check(self.reasons, {number.id for page in self.pages for number in page.beside.numbers}, self.root)
+
     def write(self, out: Path) -> list[Path]:
         """Write the pages, each whole or not at all, after checking that no reason would be lost."""
-        numbers = {number.id for page in self.pages for number in page.beside.numbers}
-        reasons.check(self.reasons, numbers, self.root)
+        self.check()
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -158,15 +172,14 @@ def gather(root: Path, tables: Sequence[Table] | None = None) -> Site:
     known, reader = reasons.read(root), Reader(root)
     pages = tuple(Page(reader.beside(table), known) for table in tables)
     trainings: dict[str, Result] = {}
-    papers: dict[str, list[str]] = {}
+    papers: dict[str, dict[str, None]] = {}
     for table in tables:
-        own = papers.setdefault(table.name.partition("/")[0], [])
+        own = papers.setdefault(table.name.partition("/")[0], {})
         for entry in table.entries:
             for result in [*reader.results(entry).values(), *reader.tries(entry)]:
-                key = _training(result)
-                trainings.setdefault(key, result)
-                if key not in own:
-                    own.append(key)
+                if result.done:
+                    trainings.setdefault(_training(result), result)
+                    own.setdefault(_training(result))
     return Site(root, pages, known, trainings, papers)
 
 
@@ -227,12 +240,3 @@ def _cell_changes(cell: Cell) -> str:
 
 def _code(overrides: Iterable[str]) -> str:
     return ", ".join(f"`{text}`" for text in overrides)
-
-
-def _bullets(lines: Iterable[str]) -> list[str]:
-    return [f"- {for_markdown(line)}" for line in lines]
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return ["| " + " | ".join(row) + " |" for row in [header, rule, *rows]]
