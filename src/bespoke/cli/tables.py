@@ -130,29 +130,22 @@ def _print_plan(left: list[Any], root: Path) -> None:
 
 def _print_end(state: Any, seconds: float, as_json: bool) -> None:
     """Print how a sweep ended."""
-    done = sum(len(job.entries) for job in state.finished) + state.adopted
-    left = [*state.waiting, *(job for job, _ in state.running.values())]
-    told = {
-        "cells": state.total,
-        "done": done,
-        "adopted": state.adopted,
-        "failed": [{"cells": [entry.id for entry in job.entries], "error": why} for job, why in state.failed],
-        "elsewhere": sum(len(job.entries) for job in state.elsewhere),
-        "left": sum(len(job.entries) for job in left),
-        "seconds": round(seconds, 1),
-    }
+    elsewhere = sum(len(job.entries) for job in state.elsewhere)
     if as_json:
-        print(json.dumps(told, indent=2))
+        failed = [{"cells": [entry.id for entry in job.entries], "error": why} for job, why in state.failed]
+        told = {"cells": state.total, "done": state.done, "before": state.before, "adopted": state.adopted}
+        print(json.dumps(told | {"failed": failed, "elsewhere": elsewhere, "left": state.left, "seconds": seconds}))
         return
     for job, why in state.failed:
         print(visible(f"failed: {', '.join(entry.id for entry in job.entries)}: {why}"), file=sys.stderr)
-    parts = [f"{done} of {state.total} cells done in {seconds:.0f} s"]
-    parts += [f"{state.adopted} of them from other tables"] if state.adopted else []
-    parts += [f"{told['elsewhere']} are run by another sweep"] if told["elsewhere"] else []
-    if left:
-        why = "interrupted" if state.interrupted else "out of time" if state.out_of_time else "stopped"
-        parts.append(f"{told['left']} left ({why}, all saved: run the same command again)")
-    print("; ".join(parts))
+    parts = [f"{state.done} of {state.total} cells have a result"]
+    parts += [f"{state.before} had one before"] if state.before else []
+    parts += [f"{state.adopted} were taken from other tables"] if state.adopted else []
+    parts += [f"{elsewhere} are run by another sweep"] if elsewhere else []
+    if state.left:
+        why = "interrupted" if state.interrupted else "out of time"
+        parts.append(f"{state.left} left ({why}, all saved: run the same command again)")
+    print("; ".join([*parts, f"{seconds:.0f} s"]))
 
 
 @contextmanager
@@ -161,11 +154,10 @@ def _shown(quiet: bool) -> Iterator[Callable[[Any], None]]:
     last = [0.0, -1.0]
 
     def text(state: Any) -> str:
-        done = sum(len(job.entries) for job in state.finished) + state.adopted
         running = ", ".join(f"{job.title} {share:.0%}" for job, share in state.running.values())
         left = "" if state.seconds_left is None else f"; about {_duration(state.seconds_left)} left"
         failed = f", {len(state.failed)} failed" if state.failed else ""
-        return visible(f"{done} of {state.total} cells{failed}; {running or 'nothing running'}{left}")
+        return visible(f"{state.done} of {state.total} cells{failed}; {running or 'nothing running'}{left}")
 
     def line(state: Any) -> None:
         now, done = time.monotonic(), float(len(state.finished) + len(state.failed))

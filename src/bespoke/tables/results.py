@@ -59,8 +59,8 @@ class Result:
         of_group = [name in GROUPS[wanted[0]] for name in clients["group"]]
         own = [i for i, there in enumerate(of_group) if there and _is_of(conditions[i], wanted[2])]
         pairs = clients["metrics"][metric]
-        picked = [[clients[key][i] for i in own] for key in ("client", "rows")]
-        return Scores.of(*picked, [(pairs["sum"][i], pairs["weight"][i]) for i in own])
+        names, rows = ([clients[key][i] for i in own] for key in ("client", "rows"))
+        return Scores.of(names, rows, [(pairs["sum"][i], pairs["weight"][i]) for i in own])
 
     def aggregates(self, metric: str = "", group: str = "all") -> Aggregates:
         """Return all statistics of a metric over the clients of a group, in the metric's own scale."""
@@ -132,7 +132,8 @@ def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
     own = identity(content["settings"], content["evaluate"], content["view"])
     if path.exists() and (old := read(path)).done and old.identity != own:
         os.replace(path, folder / f"{old.seed}-{old.identity}.json")
-    lines = [f"{json.dumps(key)}: {json.dumps(_rounded(value), allow_nan=False)}" for key, value in content.items()]
+    exact = {key: value if key == "settings" else _rounded(value) for key, value in content.items()}
+    lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in exact.items()]
     write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
 

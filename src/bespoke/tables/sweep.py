@@ -22,7 +22,8 @@ _TICK = 0.5  # seconds between looks at the clock
 class State:
     """How far a sweep is, for whoever shows it."""
 
-    total: int = 0  # entries that a result was wanted for
+    total: int = 0  # entries that a result is wanted for
+    before: int = 0  # entries that had one
     adopted: int = 0  # entries whose result another table had
     finished: list[Job] = field(default_factory=list)
     failed: list[tuple[Job, str]] = field(default_factory=list)  # with the sentence
@@ -32,6 +33,16 @@ class State:
     seconds_left: float | None = None  # a guess; None if nothing like it has run
     out_of_time: bool = False
     interrupted: bool = False
+
+    @property
+    def done(self) -> int:
+        """Entries that have a result."""
+        return self.before + self.adopted + count(self.finished)
+
+    @property
+    def left(self) -> int:
+        """Entries that nobody is at any more."""
+        return count(self.waiting) + count([job for job, _ in self.running.values()])
 
 
 @dataclass
@@ -57,8 +68,8 @@ def sweep(
     then.
     """
     deadline = None if budget is None else time.monotonic() + budget
-    left = unfinished(jobs, place.root)
-    state = State(total=sum(len(job.entries) for job in left), adopted=adopt(left, place.root))
+    left, total = unfinished(jobs, place.root), count(jobs)
+    state = State(total=total, before=total - count(left), adopted=adopt(left, place.root))
     clock = Clock(results.everything(place.root))
     state.waiting = _longest_first(unfinished(left, place.root), clock)
     context = multiprocessing.get_context("spawn")
@@ -99,6 +110,11 @@ def sweep(
     finally:
         _end(workers)
     return state
+
+
+def count(jobs: Sequence[Job]) -> int:
+    """Return the number of entries."""
+    return sum(len(job.entries) for job in jobs)
 
 
 def _longest_first(jobs: Sequence[Job], clock: Clock) -> list[Job]:

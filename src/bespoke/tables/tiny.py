@@ -1,6 +1,6 @@
-"""A training made tiny: random rows in the data set's shape, the fewest clients that the partition takes, two rounds."""
+"""A training made tiny: random rows in the set's shape, the fewest clients that the partition takes, two rounds."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -66,8 +66,3 @@ def _fewest(data: DataSettings, seed: int) -> DataSettings:
                     continue
                 return made
     raise UserError(f"no tiny federation could be made of {data.name} by {data.partition}: {last}")
-
-
-def default_of(key: str) -> Any:
-    """Return the default of a setting of ``[data]``."""
-    return next(field.default for field in fields(DataSettings) if field.name == key)

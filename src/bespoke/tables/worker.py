@@ -90,9 +90,10 @@ def carry_out(job: Job, place: Place, stop: Callable[[], bool], told: Callable[[
     except UserError as error:
         raise Busy from error
     with contextlib.closing(lock):
-        left = unfinished([job], place.root)  # another sweep may have finished it meanwhile
-        if not left:
-            return DONE
+        left = unfinished([job], place.root)
+        if not left:  # another sweep has finished it meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            return ELSEWHERE
         run = _trained(left[0], place, folder / "run", stop, told)
         if run.summary["rounds"] < job.experiment.training.rounds and stop():
             return STOPPED
