@@ -31,6 +31,7 @@ class Row:
     label: str = ""
     algorithm: str = ""  # the id by default
     set: Settings = ()
+    best_of: tuple[str, ...] = ()  # other rows: in each cell the best of them, chosen on test rows; nothing is run
     view: str = ""
     group: str = ""
     metric: str = ""
@@ -93,7 +94,7 @@ class Entry:
     @property
     def runs(self) -> bool:
         """Whether a run gives this number."""
-        return self.cell.kind == "run" and not self.cell.missing
+        return self.cell.kind == "run" and not self.cell.missing and not self.row.best_of
 
     @property
     def published(self) -> float | None:
@@ -264,6 +265,9 @@ def _check(table: Table) -> None:
     for what, ids in (("rows", rows), ("cells", [cell.id for cell in table.cells])):
         if twice := [id for id in ids if ids.count(id) > 1]:
             raise UserError(f"{where}: two {what} have the id {twice[0]!r}: give each its own")
+    for row in table.rows:
+        for other in row.best_of:
+            _check_choice(other, rows, f"{where}: row {row.id}: best_of")
     _check_choice(table.kind, ("table", "figure"), f"{where}: kind")
     if table.kind == "figure" and not table.figure:
         raise UserError(f"{where}: a figure names the function that draws it: add figure = ...")
