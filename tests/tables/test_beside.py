@@ -196,11 +196,12 @@ def test_the_best_of_losses_is_the_least(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "value", "timed"), [("seconds", 100.0, True), ("round_seconds", 0.5, True), ("bytes_up", 1000.0, False)]
+    ("how", "value", "timed"),
+    [("seconds", 100.0, True), ("minutes", 100 / 60, True), ("round_seconds", 0.5, True), ("bytes_up", 1000.0, False)],
 )
 def test_costs_of_a_run(tmp_path, how, value, timed):
     found = derived(tmp_path, how, '"easy"')
-    assert found.ours == {0: value, 1: value} and found.metric == how
+    assert found.ours == pytest.approx({0: value, 1: value}) and found.metric == how
     assert found.timed is timed and not found.percent and not found.higher
 
 
@@ -260,4 +261,13 @@ def test_a_benchmark_holds_its_value(tmp_path, root):
     paper_tables.put(root, table, "size/ours", 0, value=1016)
     found = Reader(root).beside(table).columns[-1]
     assert [n.marked for n in found.numbers] == [False, False, True]
-    assert found.ranks == {"ditto": (1, 1), "ours": (1, 2)}
+    assert not found.ranks and found.tau is None and found.winner_kept is None  # its rows need not be methods
+
+
+def test_a_row_may_be_the_best_of_others(tmp_path, root):
+    text = paper_tables.TABLE.replace('label = "Ours"', 'label = "Ours"\nbest_of = ["fedavg", "ditto"]')
+    table = paper_tables.make(tmp_path, text)
+    for seed, (a, b) in enumerate(((70.0, 60.0), (50.0, 80.0))):
+        paper_tables.put(root, table, "easy/fedavg", seed, a)
+        paper_tables.put(root, table, "easy/ditto", seed, b)
+    assert number(root, table, "easy/ours").ours == {0: pytest.approx(70.0), 1: pytest.approx(80.0)}

@@ -109,7 +109,12 @@ class Column:
 
     @cached_property
     def ranks(self) -> dict[str, tuple[int, int]]:
-        """The paper's rank and ours of each row that both have; 1 is best, and equal numbers share a rank."""
+        """The paper's rank and ours of each row that both have; 1 is best, and equal numbers share a rank.
+
+        The rows of a benchmark have none: they need not be methods.
+        """
+        if self.cell.kind == "benchmark":
+            return {}
         ids = [number.entry.row.id for number in self.counted]
         theirs, ours = self._values()
         return dict(zip(ids, zip(_ranks(theirs, self._higher), _ranks(ours, self._higher), strict=True), strict=True))
@@ -117,12 +122,12 @@ class Column:
     @property
     def tau(self) -> float | None:
         """How well the two orders of the rows agree, from -1 to 1."""
-        return kendall(*self._values())
+        return kendall(*self._values()) if self.ranks else None
 
     @cached_property
     def winners(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """The labels of the paper's best rows and of ours; None where the paper's best, or all others, were not run."""
-        if len(self.counted) < 2:
+        if len(self.ranks) < 2:
             return None
         published = [number.published for number in self.numbers if number.published is not None]
         best = max(published) if self._higher else min(published)
@@ -196,9 +201,19 @@ class Reader:
             if key in self._open:
                 raise _refused(entry, "is derived from itself")
             self._open.add(key)
-            read = {"run": self._run, "derived": self._derived, "benchmark": self._benchmark}[entry.cell.kind]
-            self._numbers[key] = Number(entry, {}) if entry.cell.missing else read(entry)
+            self._numbers[key] = _unknown(entry) if entry.cell.missing else self._obtained(entry)
         return self._numbers[key]
+
+    def _obtained(self, entry: Entry) -> Number:
+        if entry.row.best_of:
+            return self._computed(
+                entry, "best", [self._entry(entry, f"{entry.cell.id}/{r}") for r in entry.row.best_of]
+            )
+        if entry.cell.kind == "derived":
+            return self._computed(entry, entry.cell.how, self._sources(entry))
+        how = "value" if entry.cell.kind == "benchmark" else "statistic"
+        number = self._collected(entry, entry, how)
+        return dataclasses.replace(number, tries=len(self.tries(entry)), stand_in=entry.cell.stand_in)
 
     def results(self, entry: Entry) -> dict[int, Result]:
         """Return an entry's results by seed."""
@@ -214,35 +229,25 @@ class Reader:
             self._tries[key] = results.tries(self.root, entry)
         return self._tries[key]
 
-    def _run(self, entry: Entry) -> Number:
-        """Return a number that is read from runs."""
-        number = self._collected(entry, entry, "statistic")
-        return dataclasses.replace(number, tries=len(self.tries(entry)), stand_in=entry.cell.stand_in)
-
-    def _benchmark(self, entry: Entry) -> Number:
-        """Return a number that a benchmark measured."""
-        return dataclasses.replace(self._collected(entry, entry, "value"), stand_in=entry.cell.stand_in)
-
-    def _derived(self, entry: Entry) -> Number:
+    def _computed(self, entry: Entry, how: str, sources: Sequence[Entry]) -> Number:
         """Return a number that is computed from others, seed by seed."""
-        how, sources = entry.cell.how, self._sources(entry)
         if how in _FROM_TWO and len(sources) != 2:
             raise _refused(entry, f"how = {how!r} takes two cells, not {len(sources)}")
         if how in _FROM_NUMBERS:
             parts = [self._number(source) for source in sources]
-        elif how == "overhead":
-            parts = [self._collected(entry, source, "round_seconds") for source in sources]
+        elif how in _FROM_TIMES:
+            parts = [self._collected(entry, source, _FROM_TIMES[how]) for source in sources]
         elif how in _FROM_RESULTS:
             parts = [self._collected(entry, sources[0], how)]
         else:
-            known = ", ".join([*_FROM_NUMBERS, "overhead", *_FROM_RESULTS])
+            known = ", ".join([*_FROM_NUMBERS, *_FROM_TIMES, *_FROM_RESULTS])
             raise _refused(entry, f"how = {shown(how)} is none of {known}")
         seeds = [seed for seed in parts[0].ours if all(seed in part.ours for part in parts)]
         return dataclasses.replace(
             parts[0],
             entry=entry,
-            ours={seed: _computed(how, parts, [part.ours[seed] for part in parts]) for seed in seeds},
-            metric="overhead" if how == "overhead" else parts[0].metric,
+            ours={seed: _together(how, [part.ours[seed] for part in parts], parts[0].higher) for seed in seeds},
+            metric=how if how in _FROM_TIMES else parts[0].metric,
             failed=_joined(parts, "failed"),
             machines=_joined(parts, "machines"),
             changed=any(part.changed for part in parts),
@@ -296,7 +301,7 @@ class Reader:
             metric=metric,
             higher=higher,
             percent=percent,
-            timed=how in _TIMES,
+            timed=how in _TIMES or metric == "shares",
             failed=tuple(failed),
             changed=any(not result.same_source for result in done),
             machines=tuple(dict.fromkeys(map(_machine, done))),
@@ -304,20 +309,23 @@ class Reader:
 
 
 _FROM_NUMBERS = ("best", "mean", "difference")
+_FROM_TIMES = {"overhead": "round_seconds", "minutes": "seconds"}
 _TIMES, _COUNTS = ("round_seconds", "seconds"), ("bytes_up", "bytes_down")
 _FROM_RESULTS = ("statistic", *_TIMES, *_COUNTS)
 _FROM_TWO = ("difference", "overhead")
 
 
-def _computed(how: str, parts: Sequence[Number], values: Sequence[float]) -> float:
-    """Return a derived number from its parts' values [N]."""
+def _together(how: str, values: Sequence[float], higher: bool) -> float:
+    """Return a number from those that it is computed from, [N]."""
     if how == "best":
-        return max(values) if parts[0].higher else min(values)
+        return max(values) if higher else min(values)
     if how == "mean":
         return sum(values) / len(values)
     if how == "difference":
         return values[0] - values[1]
-    return 100.0 * (values[0] / values[1] - 1.0) if how == "overhead" else values[0]
+    if how == "overhead":
+        return 100.0 * (values[0] / values[1] - 1.0)
+    return values[0] / 60.0 if how == "minutes" else values[0]
 
 
 def _value(result: Result, entry: Entry, how: str) -> float:
@@ -342,6 +350,14 @@ def _kind(entry: Entry, result: Result | None, how: str) -> tuple[str, bool, boo
     metric = entry.metric or (result.content["metric"] if result else "accuracy")
     higher = result.content["higher"].get(metric, True) if result else metric != "loss"
     return metric, higher and entry.statistic not in _SPREADS, metric.rsplit("_", 1)[-1] in SHARES
+
+
+def _unknown(entry: Entry) -> Number:
+    """Return a number of which only the paper's is known."""
+    derived = entry.cell.how if entry.cell.how in (*_FROM_TIMES, *_FROM_RESULTS) else "statistic"
+    how = {"run": "statistic", "benchmark": "value", "derived": derived}[entry.cell.kind]
+    metric, higher, percent = _kind(entry, None, how)
+    return Number(entry, {}, metric=metric, higher=higher, percent=percent)
 
 
 def _joined(numbers: Sequence[Number], key: str) -> tuple[str, ...]:

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bespoke.errors import visible
-from bespoke.report.compare import PEOPLE
-from bespoke.report.summary import SELECTIONS
 from bespoke.report.table import aligned, for_markdown
+from bespoke.tables import words
 from bespoke.tables.beside import POINTS, REPETITIONS, Beside, Column, Number
 from bespoke.tables.reasons import Reason
-from bespoke.tables.spec import Entry
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDTH = 120  # of plain text
 MARK, CHANGED = "*", "†"
-_STATISTICS = {
-    "pooled": "pooled over all test rows",
-    "mean": "mean over clients",
-    "std": "standard deviation over clients (ddof 1)",
-    "std0": "standard deviation over clients (ddof 0)",
-    "worst10": "mean of the worst tenth of the clients",
-    "top10_samples": "pooled over the tenth of the clients with the most rows",
-    "cv": "standard deviation over clients divided by the pooled value",
-}
-_DERIVED = {
-    "best": "the best of {of}",
-    "mean": "the mean of {of}",
-    "difference": "the difference of {of}",
-    "overhead": "percent by which a round takes longer, {of}",
-    "round_seconds": "seconds of a round",
-    "seconds": "seconds of the training",
-    "bytes_up": "bytes that clients sent, in all rounds",
-    "bytes_down": "bytes that clients received, in all rounds",
-}
 
 
 @dataclass(frozen=True)
@@ -107,11 +85,16 @@ class Page:
     def _seeds(self) -> set[tuple[int, ...]]:
         return {tuple(number.ours) for number in self.beside.numbers if number.ours}
 
+    @cached_property
+    def _columns(self) -> tuple[Column, ...]:
+        """The columns in which there is anything to show; others are there for numbers that are derived from them."""
+        return tuple(column for column in self.beside.columns if any(map(_shown, column.numbers)))
+
     def _cell(self, column: Column, number: Number | None, arrow: str = "→") -> list[str]:
         """Return a number in at most two lines: published → ours, and the difference with both ranks."""
         if number is None:
             return [""]
-        write = _writer(column)
+        write = _writer(column, number)
         theirs = "" if number.published is None else write(number.published)
         if number.mean is None:
             return [f"{theirs} {arrow} failed".strip() if number.failed else theirs]
@@ -121,10 +104,10 @@ class Page:
         first = f"{theirs} {arrow} {ours}".strip()
         if not number.counted or number.difference is None:
             return [first]
-        rank = column.ranks[number.entry.row.id]
         sign = "" if write(number.difference).startswith("-") else "+"
-        mark = MARK if number.marked else ""
-        return [first, f"{sign}{write(number.difference)}{mark}, {rank[0]}{arrow}{rank[1]}"]
+        rank = column.ranks.get(number.entry.row.id)
+        ranked = "" if rank is None else f", {rank[0]}{arrow}{rank[1]}"
+        return [first, f"{sign}{write(number.difference)}{MARK if number.marked else ''}{ranked}"]
 
     def _feet(self, column: Column) -> list[str]:
         """Return what is said of a whole column: tau, the best method, how many are near."""
@@ -143,24 +126,21 @@ class Page:
     def _grid(self, columns: Sequence[Column]) -> tuple[list[str], list[list[list[str]]]]:
         """Return the header, and rows of cells of lines, the feet last."""
         header = ["method", *(_head(column) for column in columns)]
-        by_row = [{number.entry.row.id: number for number in column.numbers} for column in columns]
+        by_row = [{number.entry.row.id: number for number in column.numbers if _shown(number)} for column in columns]
         rows = [
             [[row.label or row.id], *(self._cell(c, own.get(row.id)) for c, own in zip(columns, by_row, strict=True))]
             for row in self.beside.table.rows
             if any(row.id in own for own in by_row)
         ]
-        feet = zip(*(self._feet(column) for column in columns), strict=True)
-        names = ("Kendall's tau", "best method", "within 1, 2 points")
-        rows += [
-            [[name], *([text] for text in foot)]
-            for name, foot in zip(names, feet, strict=True)
-            if any(filter(None, foot))
-        ]
+        feet = [self._feet(column) for column in columns]
+        for i, name in enumerate(("Kendall's tau", "best method", "within 1, 2 points")):
+            if any(foot[i] for foot in feet):
+                rows.append([[name], *([foot[i]] for foot in feet)])
         return header, rows
 
     def _blocks(self, width: int) -> Iterable[tuple[list[str], list[list[list[str]]]]]:
         """Yield the grid in parts that fit a width; at least one column each."""
-        columns, start = self.beside.columns, 0
+        columns, start = self._columns, 0
         while start < len(columns):
             end = start + 1
             while end < len(columns) and _width(self._grid(columns[start : end + 1])) <= width:
@@ -173,19 +153,16 @@ class Page:
     @cached_property
     def caption(self) -> list[str]:
         """What the numbers are, a sentence each."""
+        said = words.readings(self.beside)
+        if over := self.beside.table.published_over:
+            said.append(f"Published: {over}.")
         numbers = [number for number in self.beside.numbers if number.ours]
-        table = self.beside.table
-        said = [
-            f"Published → ours{_repeated(self._seeds)}; below, ours minus published, and the rank in the paper → ours.",
-            *_readings(self.beside),
-        ]
-        if table.published_over:
-            said.append(f"A published number is over: {table.published_over}.")
-        if numbers:
-            said.append(f"Ours: {_seeds_told(self._seeds)}; {_machines(numbers)}.")
-        else:
-            said.append("None of it has been run yet.")
-        return said
+        if not numbers:
+            return ["None of it has been run yet: the numbers are the paper's.", *said]
+        shown = (
+            f"Published → ours{words.repeated(self._seeds)}; below, ours minus published, and the paper's rank → ours."
+        )
+        return [shown, *said, f"Ours: {words.seeds(self._seeds)}; {words.machines(numbers)}."]
 
     @cached_property
     def notes(self) -> list[str]:
@@ -223,7 +200,7 @@ class Page:
             for number in column.numbers:
                 if number.marked and number.difference is not None:
                     name = number.entry.row.label or number.entry.row.id
-                    told = f"{_label(column)}, {name}: {number.difference:+.{_decimals(column)}f}."
+                    told = f"{_label(column)}, {name}: {number.difference:+,.{_decimals(column, number)}f}."
                     said.append(f"{told} {explained(self.reasons.get(number.id))}")
         return said
 
@@ -232,7 +209,8 @@ class Page:
     def text(self) -> str:
         """Return plain text."""
         blocks = [aligned(_flat(header, rows), range(1, len(header))) for header, rows in self._blocks(WIDTH)]
-        return visible_lines([self.title, "", *_apart(blocks), "", *self.caption, *self.notes, *self.misses])
+        parts = [self.title, *blocks, "\n".join([*self.caption, *self.notes, *self.misses])]
+        return visible_lines("\n\n".join(parts))
 
     def table(self, width: int = WIDTH) -> RenderableType:
         """Return the table and its notes for `rich`."""
@@ -255,9 +233,9 @@ class Page:
 
     def markdown(self) -> str:
         """Return a Markdown table with what is said below it; numbers that are marked are bold."""
-        header, rows = self._grid(self.beside.columns)
+        header, rows = self._grid(self._columns)
         cells = [["<br>".join(_bold(for_markdown(line)) for line in cell) for cell in row] for row in rows]
-        lines = [*markdown_table([for_markdown(cell) for cell in header], cells), ""]
+        lines = [*markdown_table([for_markdown(cell) for cell in header], cells), ""] if rows else []
         lines += [for_markdown(line) for line in self.caption]
         lines += ["", *markdown_bullets(self.notes)] if self.notes else []
         return "\n".join(lines) + "\n"
@@ -299,9 +277,9 @@ def explained(reason: Reason | None) -> str:
     return f"{reason.reason} ({', '.join(reason.evidence)})" if reason else "No reason is known yet."
 
 
-def visible_lines(lines: Iterable[str]) -> str:
+def visible_lines(text: str) -> str:
     """Return text of several lines, each safe for a terminal."""
-    return "\n".join(visible(part) for line in lines for part in line.split("\n")) + "\n"
+    return "\n".join(map(visible, text.split("\n"))) + "\n"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -314,6 +292,10 @@ def markdown_bullets(lines: Iterable[str]) -> list[str]:
     return [f"- {for_markdown(line)}" for line in lines]
 
 
+def _shown(number: Number) -> bool:
+    return number.published is not None or bool(number.ours or number.failed)
+
+
 def _label(column: Column) -> str:
     return column.cell.label or column.cell.id
 
@@ -322,19 +304,19 @@ def _head(column: Column) -> str:
     return _label(column) + (" (not run)" if column.cell.missing else " (stand-in)" if column.stand_in else "")
 
 
-def _decimals(column: Column) -> int:
-    """Return how many decimals a column has: as many as the paper prints, and at least one in percent."""
-    printed = [f"{n.published:.4f}".rstrip("0").partition(".")[2] for n in column.numbers if n.published is not None]
-    percent = any(number.percent for number in column.numbers)
-    return max([1 if percent else 0, *map(len, printed)]) if printed or percent else 3
+def _decimals(column: Column, number: Number) -> int:
+    """Return how many decimals a number has: as many as the paper prints, alike in a column of percentages."""
+    alike = column.numbers if number.percent else (number,)
+    printed = [f"{n.published:.4f}".rstrip("0").partition(".")[2] for n in alike if n.published is not None]
+    return max([1 if number.percent else 0, *map(len, printed)]) if printed or number.percent else 3
 
 
-def _writer(column: Column) -> Callable[[float], str]:
-    """Return how the numbers of a column are written."""
-    decimals = _decimals(column)
+def _writer(column: Column, number: Number) -> Callable[[float], str]:
+    """Return how a number, its deviation and its difference are written."""
+    decimals = _decimals(column, number)
 
     def write(value: float) -> str:
-        if value and abs(value) < 0.5 * 10**-decimals and not any(number.percent for number in column.numbers):
+        if value and abs(value) < 0.5 * 10**-decimals and not number.percent:
             return f"{value:.2g}"  # a small number is not nothing
         text = f"{value:,.{decimals}f}"
         return text.removeprefix("-") if not text.strip("-0.") else text
@@ -355,78 +337,6 @@ def _width(grid: tuple[list[str], list[list[list[str]]]]) -> int:
     return sum(max(map(len, column)) + 2 for column in columns)
 
 
-def _apart(blocks: Sequence[str]) -> list[str]:
-    """Return blocks with an empty line between them."""
-    return "\n\n".join(blocks).split("\n")
-
-
 def _bold(line: str) -> str:
     """Return a line of a cell in bold if it is marked."""
     return f"**{line}**" if "\\*" in line else line
-
-
-# --- what the numbers are, in words ---------------------------------------------------------------------------------
-
-
-def _readings(beside: Beside) -> list[str]:
-    """Return what the numbers are: the most common reading first, then where another one holds."""
-    groups: dict[str, list[Entry]] = {}
-    for number in beside.numbers:
-        if not number.entry.cell.missing:
-            groups.setdefault(_reading(number, beside), []).append(number.entry)
-    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    said = [f"Each number is {text}." for text, _ in ordered[:1]] if len(ordered) == 1 else []
-    for text, entries in ordered if len(ordered) > 1 else []:
-        said.append(f"{_whole(entries, beside)}: {text}.")
-    return said
-
-
-def _reading(number: Number, beside: Beside) -> str:
-    """Return how one number is obtained, in words."""
-    entry, cell = number.entry, number.entry.cell
-    if cell.kind == "benchmark":
-        return cell.how.replace("_", " ")
-    if cell.kind == "derived" and cell.how in _DERIVED:
-        labels = {c.id: c.label or c.id for c in beside.table.cells}
-        return _DERIVED[cell.how].format(of=" and ".join(labels.get(name, name) for name in cell.of) or "two cells")
-    group, _, condition = entry.group.partition(":")
-    people = PEOPLE.get(group, group) + (f" in condition {condition}" if condition else "")
-    unit = " in %" if number.percent else ""
-    view = f"view {entry.view}" if entry.view else "the method's headline view"
-    again = f", evaluated again with {', '.join(cell.evaluate)}" if cell.evaluate else ""
-    statistic = _STATISTICS[entry.statistic]
-    return f"test {number.metric}{unit}, {statistic}: {people}, {view}, {SELECTIONS[entry.selection]}{again}"
-
-
-def _whole(entries: Sequence[Entry], beside: Beside) -> str:
-    """Return the names of the rows or of the columns that entries make up, or of the entries."""
-    own = {entry.id for entry in entries}
-    there = [number.entry for number in beside.numbers if not number.entry.cell.missing]
-    for name in ("row", "cell"):
-        parts = {getattr(entry, name).id: getattr(entry, name) for entry in entries}
-        if own == {entry.id for entry in there if getattr(entry, name).id in parts}:
-            return ", ".join(part.label or part.id for part in parts.values())
-    return ", ".join(sorted(own))
-
-
-def _repeated(seeds: set[tuple[int, ...]]) -> str:
-    """Return what a number over several seeds is, in brackets."""
-    if all(len(own) < 2 for own in seeds):
-        return ""
-    number = "; in brackets the number of seeds" if len({len(own) for own in seeds}) > 1 else ""
-    return f" (mean ± standard deviation over seeds, ddof 1{number})"
-
-
-def _seeds_told(seeds: set[tuple[int, ...]]) -> str:
-    if len(seeds) > 1:
-        return (
-            f"seeds {', '.join(map(str, sorted({seed for own in seeds for seed in own})))}, not all of them everywhere"
-        )
-    own = next(iter(seeds))
-    return f"seed {own[0]}" if len(own) == 1 else f"seeds {', '.join(map(str, own))}"
-
-
-def _machines(numbers: Iterable[Number]) -> str:
-    """Return where the numbers were computed, the most common place first."""
-    found = Counter(machine for number in numbers for machine in number.machines)
-    return " and ".join(sorted(found, key=lambda name: (-found[name], name))) or "machine not recorded"

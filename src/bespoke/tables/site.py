@@ -118,11 +118,11 @@ class Site:
         for paragraph in paragraphs:
             lines += [for_markdown(paragraph), ""]
         if table.kind == "figure":
-            lines += [f"Draw it with `bespoke figure {table.name}`.", ""]
-        if any(number.published is not None or number.ours or number.failed for number in page.beside.numbers):
+            wanted = [number for number in page.beside.numbers if number.entry.runs]
+            run = f"; {sum(bool(number.ours) for number in wanted)} of {len(wanted)} runs are there" if wanted else ""
+            lines += [f"Draw it with `bespoke figure {table.name}`{run}.", ""]
+        if counts.cells or (table.kind == "table" and table.cells):
             lines += [page.markdown().rstrip("\n"), ""]
-        elif table.cells:
-            lines += ["None of it has been run yet.", ""]
         if counts.points:
             near = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
             lines += [f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns.", ""]
@@ -199,15 +199,19 @@ def _state(counts: Counts) -> dict[str, str]:
     return {
         "numbers": str(counts.cells),
         "not at hand": str(counts.missing),
-        "stand-ins run": f"{counts.stand_ins_run} of {counts.stand_ins}",
-        "run": f"{counts.run} of {counts.cells - counts.missing - counts.stand_ins}",
-        "within 1 point": f"{counts.within_1} of {counts.points}",
-        "within 2": f"{counts.within_2} of {counts.points}",
+        "stand-ins run": _of(counts.stand_ins_run, counts.stand_ins),
+        "run": _of(counts.run, counts.cells - counts.missing - counts.stand_ins),
+        "within 1 point": _of(counts.within_1, counts.points),
+        "within 2": _of(counts.within_2, counts.points),
         "marked, with a reason": str(counts.explained),
         "without": str(counts.marked - counts.explained),
-        "best method kept": f"{counts.winners_kept} of {counts.columns}",
+        "best method kept": _of(counts.winners_kept, counts.columns),
         "failed": str(counts.failed),
     }
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part} of {whole}" if whole else "-"
 
 
 _LEGEND = [
@@ -220,22 +224,23 @@ _LEGEND = [
 
 
 def _changes(table: Table) -> list[str]:
-    """Return what columns and rows change in their run files, as bullets."""
-    said = []
-    for cell in table.cells:
-        if text := _cell_changes(cell):
-            said.append(f"- {for_markdown(cell.label or cell.id)}: {text}")
-    for row in table.rows:
-        if row.set:
-            said.append(f"- {for_markdown(row.label or row.id)}: {_code(row.set)}")
+    """Return what columns and rows change in their run files, as bullets; first what all columns change."""
+    cells = [cell for cell in table.cells if not cell.missing and cell.kind != "derived"]
+    parts = [_cell_changes(cell) for cell in cells]
+    common = [part for part in next(iter(parts), []) if all(part in own for own in parts)]
+    said = [f"- every column: {', '.join(common)}"] if common else []
+    for cell, own in zip(cells, parts, strict=True):
+        if rest := [part for part in own if part not in common]:
+            said.append(f"- {for_markdown(cell.label or cell.id)}: {', '.join(rest)}")
+    said += [f"- {for_markdown(row.label or row.id)}: {_code(row.set)}" for row in table.rows if row.set]
     return ["", *said] if said else []
 
 
-def _cell_changes(cell: Cell) -> str:
-    parts = [_code(cell.set)] if cell.set else []
+def _cell_changes(cell: Cell) -> list[str]:
+    parts = [_code([text]) for text in cell.set]
     parts += [f"`{key}` = {number} + seed" for key, number in cell.by_seed.items()]
-    parts += [f"for {row} {_code(own['set'])}" for row, own in cell.methods.items() if own.get("set")]
-    return ", ".join(parts)
+    parts += [f"for {for_markdown(row)} {_code(own['set'])}" for row, own in cell.methods.items() if own.get("set")]
+    return [*parts, *([f"evaluated again with {_code(cell.evaluate)}"] if cell.evaluate else [])]
 
 
 def _code(overrides: Iterable[str]) -> str:
