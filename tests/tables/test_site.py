@@ -1,12 +1,15 @@
 """The pages of all papers, and the reasons that they keep; the committed pages are those that would be written."""
 
+import re
 from pathlib import Path
 
 import paper_tables
 import pytest
 
 from bespoke.errors import UserError
-from bespoke.tables import reasons, site
+from bespoke.tables import plan, reasons, site, spec
+from bespoke.tables.beside import Reader
+from bespoke.tables.page import Page
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +56,18 @@ def test_the_committed_pages_are_those_that_would_be_written():
 def test_the_committed_reasons_hold():
     found = site.gather(ROOT / "results")
     found.check()
+
+
+def test_the_example_of_a_table_in_the_documents_can_be_run(tmp_path):
+    blocks = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "tables.md").read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = (block for block in blocks if "[[row]]" in block)
+    folder = tmp_path / "experiments" / "digits"
+    (folder / "tables").mkdir(parents=True)
+    (folder / "tables" / "t1.toml").write_text(text)
+    (folder / "digits.toml").write_text((ROOT / "experiments" / "demo.toml").read_text())
+    table = spec.read(folder / "tables" / "t1.toml")
+    assert len(plan.jobs(plan.chosen(table), [0, 1])) == 4
+    assert "Dir(0.3)" in Page(Reader(tmp_path).beside(table)).text()
 
 
 # --- what is on them ------------------------------------------------------------------------------------------------
