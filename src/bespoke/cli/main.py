@@ -272,8 +272,14 @@ def compare(
         str | None, typer.Option(help="Round to report: last, best_val or best_test; default: as in the runs.")
     ] = None,
     view: Annotated[str | None, typer.Option(help="Prediction to report, where a method has several.")] = None,
-    group: Annotated[str, typer.Option(help="Clients to include: all, train, unseen or new.")] = "all",
+    group: Annotated[
+        str,
+        typer.Option(help="Clients to include: all, train, unseen or new; train:noise: of those, the ones with noise."),
+    ] = "all",
     metric: Annotated[str | None, typer.Option(help="Metric to report; default: as in the runs.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="condition", help="A column for each condition that the data name.")
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png or .svg).")] = None,
     curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png or .svg).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
@@ -285,7 +291,7 @@ def compare(
 
     for path in filter(None, (chart, curves)):
         check_path(path)  # before anything is read
-    comparison = report.compare(folders, baseline, select, view, group, metric)
+    comparison = report.compare(folders, baseline, select, view, group, metric, by)
     _show(comparison, markdown, as_json)
     if chart is not None:
         print(f"chart: {report.client_chart(comparison, chart)}", file=sys.stderr)

@@ -250,9 +250,19 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         extra=seen.extra,
         skip_empty=skip_empty,
     )
-    told = seen.conditions or (conditions if any(pairs) else ())
+    told = seen.conditions or (conditions if any(pairs) else _domains(examples, train, test, val))
     told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # of those kept
     return pool, found._replace(lists=lists, train=list(train), test=list(test), conditions=told)
+
+
+def _domains(examples: Examples, *splits: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Return each client's domain, "" for one without rows; nothing if a client has several, or the data have none."""
+    if examples.domain is None:
+        return ()
+    found = [np.unique(examples.domain[np.concatenate(parts)]).tolist() for parts in zip(*splits, strict=True)]
+    if any(len(own) > 1 for own in found):
+        return ()
+    return tuple(examples.domain_names[own[0]] if own else "" for own in found)
 
 
 def _subsample(rows: int, share: float, seed: int) -> np.ndarray:

@@ -4,8 +4,8 @@ from typing import Any
 
 from bespoke import __version__
 from bespoke.errors import UserError
-from bespoke.records import FEDERATION, RunFolder
-from bespoke.report.summary import GROUPS, SELECTIONS, Evaluations, totals
+from bespoke.records import RunFolder
+from bespoke.report.summary import SELECTIONS, Evaluations, totals
 from bespoke.runs.results import Run
 from bespoke.tables.plan import Job
 from bespoke.tables.results import modules_of, source_hash
@@ -76,14 +76,13 @@ def _source(job: Job, commit: str | None) -> dict[str, Any]:
 
 def _clients(folder: RunFolder, view: str, number: int) -> dict[str, Any]:
     """Return one round's clients on their test rows, as columns in the order of their numbers."""
-    told = folder.read_json(FEDERATION)
+    conditions = folder.conditions()
     lines = [
         line
         for line in folder.clients()
         if line["round"] == number and line["view"] == view and line["split"] == "test"
     ]
     lines.sort(key=lambda line: line["client"])
-    conditions = told.get("conditions") or None
     metrics = {name: None for line in lines for name in line["metrics"]}
     logged = {name: None for line in lines for name in line["logged"]}
     pairs = {name: [line["metrics"].get(name, [None, 0]) for line in lines] for name in metrics}
@@ -99,8 +98,7 @@ def _clients(folder: RunFolder, view: str, number: int) -> dict[str, Any]:
 
 def _curve(found: Evaluations, view: str, entry: Entry) -> dict[str, Any]:
     """Return the metric and the loss over the evaluated rounds: pooled, and the mean over clients."""
-    metric = entry.metric or str(found.metric)
-    group = entry.group if entry.group.partition(":")[0] in GROUPS else "all"
+    metric, group = entry.metric or str(found.metric), entry.group
     curve: dict[str, list[Any]] = {"round": [], "pooled": [], "mean": [], "loss": []}
     for number in found.rounds(view):
         scores = found.scores(view, metric, number, group)

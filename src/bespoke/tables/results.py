@@ -4,7 +4,6 @@ import ast
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +15,8 @@ import numpy as np
 import bespoke
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
+from bespoke.report.groups import members
 from bespoke.report.metrics import Aggregates, Scores, aggregate
-from bespoke.report.summary import GROUPS
 from bespoke.tables.spec import Entry
 
 
@@ -51,13 +50,11 @@ class Result:
 
     def scores(self, metric: str = "", group: str = "all") -> Scores:
         """Return the clients of a group, such as "new" or "train:noise", by a recorded metric."""
-        clients, wanted = self.content["clients"], group.partition(":")
-        metric = metric or self.content["metric"]
+        clients, metric = self.content["clients"], metric or self.content["metric"]
         if metric not in clients["metrics"]:
             raise UserError(f"{self.path} holds no {metric}; it has {', '.join(clients['metrics'])}")
-        conditions = clients["condition"] or [""] * len(clients["client"])
-        of_group = [name in GROUPS[wanted[0]] for name in clients["group"]]
-        own = [i for i, there in enumerate(of_group) if there and _is_of(conditions[i], wanted[2])]
+        keep = members(group, clients["group"], clients["condition"], str(self.path))
+        own = [i for i, there in enumerate(keep) if there]
         pairs = clients["metrics"][metric]
         names, rows = ([clients[key][i] for i in own] for key in ("client", "rows"))
         return Scores.of(names, rows, [(pairs["sum"][i], pairs["weight"][i]) for i in own])
@@ -70,11 +67,6 @@ class Result:
         """Return the number that the entry asks for, in the metric's own scale."""
         found = getattr(self.aggregates(entry.metric, entry.group), entry.statistic)
         return None if found is None else float(found)
-
-
-def _is_of(condition: str, wanted: str) -> bool:
-    """Return whether a condition is the wanted one, or of the wanted kind; "" wants any."""
-    return wanted in ("", condition, re.split(r":| of | by ", condition)[0])
 
 
 def identity(settings: dict[str, Any], evaluate: Sequence[str], view: str) -> str:
