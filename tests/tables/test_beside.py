@@ -88,7 +88,7 @@ def test_a_result_that_lacks_the_metric_is_told(root, tmp_path):
     table = paper_tables.make(tmp_path, paper_tables.TABLE.replace('label = "Easy"', 'metric = "auroc"'))
     paper_tables.put(root, table, "easy/ours", 0, 70.0)
     (sentence,) = number(root, table, "easy/ours").failed
-    assert "holds no auroc" in sentence
+    assert sentence.startswith("easy/ours, seed 0: maker/t1/easy/ours/0.json holds no auroc")
 
 
 def test_another_source_and_earlier_settings_are_noticed(root, table):

@@ -290,7 +290,8 @@ class Reader:
             try:
                 value = _value(result, read, how)
             except UserError as error:
-                failed.append(f"{source.id}, seed {seed}: {error}")
+                sentence = str(error).replace(f"{self.root}/", "")  # the same wherever the results lie
+                failed.append(f"{source.id}, seed {seed}: {sentence}")
             else:
                 ours[seed] = value
                 done.append(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from bespoke.report.compare import PEOPLE
+from bespoke.report.groups import people
 from bespoke.report.summary import SELECTIONS
 from bespoke.tables.beside import Beside, Number
 
@@ -66,8 +66,7 @@ def _what(number: Number) -> str:
 
 
 def _people(number: Number) -> str:
-    group, _, condition = number.entry.group.partition(":")
-    return PEOPLE.get(group, group) + (f", in condition {condition}" if condition else "")
+    return people(number.entry.group)
 
 
 def _view(number: Number) -> str:
