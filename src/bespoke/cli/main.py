@@ -24,7 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
-for command in (evaluate.evaluate, tune.tune, tables.sweep, tables.figure):
+for command in (evaluate.evaluate, tune.tune, tables.sweep, tables.table, tables.figure):
     app.command()(command)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
