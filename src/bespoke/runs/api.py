@@ -353,12 +353,10 @@ def federate(
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
         objective=_objective_settings(objective),
     )
-    return carry_out(experiment, Built(pool, task, task.init(key), {}), out, chosen)
+    return carry_out(experiment, Built(pool, task, task.init(key), {}), out, **chosen)
 
 
-def carry_out(
-    experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]
-) -> Run:
+def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Run an experiment whose data and model are built."""
     chosen = _DEFAULTS | options
     federation = assemble(experiment, parts, chosen["backend"], chosen["states"])

@@ -122,8 +122,8 @@ class Bench:
 
     def parts(self, experiment: Experiment) -> Built:
         """Return data, model and initial weights of an experiment."""
-        key = (experiment.data, experiment.model, experiment.objective, experiment.seed, experiment.folder)
-        key = (*key, experiment.training.skip_empty)
+        about = (experiment.data, experiment.model, experiment.objective, experiment.seed)
+        key = (*about, experiment.folder, experiment.training.skip_empty)
         if self._parts is None or key != self._key:
             self._key, self._parts = None, None  # so that two sets are never in memory together
             self._key, self._parts = key, built(experiment, self.place.device, self.place.precision)
