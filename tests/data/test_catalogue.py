@@ -397,7 +397,7 @@ def test_digit5_sizes_are_those_of_the_papers():
     assert [int(held.sum()) for held in marks.values()] == [14000, 19858, 1860, 97791, 14000]
 
 
-def test_digits4_keeps_every_row_and_the_official_marks():
+def test_digits4_and_digits2_keep_every_row_and_the_official_marks():
     parts = [
         part(12, (1, 28, 28), 0, 3),
         part(11, (1, 16, 16), 1, 2),
@@ -411,6 +411,9 @@ def test_digits4_keeps_every_row_and_the_official_marks():
     assert [int(found.official_test[found.domain == i].sum()) for i in range(4)] == [3, 2, 4, 0]
     assert np.array_equal(found.x[found.domain == 3], parts[3].x)
     assert found.y.tolist() == [label for p in parts for label in p.y]
+    two = catalogue.load("digits2")
+    assert two.domain_names == ("mnist", "usps")
+    assert np.array_equal(two.x, found.x[found.domain < 2]) and two.official_test.sum() == 5
 
 
 def test_resizing_is_bilinear():

@@ -4,7 +4,7 @@ from bespoke.data.sources.audio import read_audiomnist, read_speech_commands
 from bespoke.data.sources.entry import Entry, File
 from bespoke.data.sources.nist import read_femnist
 from bespoke.data.sources.text import TOKENS, read_sent140
-from bespoke.data.sources.unions import DIGIT5, DIGITS4, digit5, digits4, wake_word
+from bespoke.data.sources.unions import DIGIT5, DIGITS2, DIGITS4, digit5, every_row, wake_word
 
 _NIST = "https://s3.amazonaws.com/nist-srd/SD19/"
 _ROOMS = ("Kino", "Ruheraum", "VR-room", "library")
@@ -117,7 +117,19 @@ MADE = (
         shapes=((3, 32, 32),),
         domains=DIGITS4,
         parts=DIGITS4,
-        build=digits4,
+        build=every_row(DIGITS4),
+    ),
+    Entry(
+        name="digits2",
+        doc="Digits of two domains, MNIST and USPS, 32x32 colour, 10 classes: 79,298 rows",
+        licence="those of its parts",
+        page="",
+        source="",
+        classes=10,
+        shapes=((3, 32, 32),),
+        domains=DIGITS2,
+        parts=DIGITS2,
+        build=every_row(DIGITS2),
     ),
     Entry(
         name="audiomnist_wake",

@@ -10,6 +10,7 @@ from bespoke.data.sources.entry import Builder
 
 DIGIT5 = ("mnist", "svhn", "usps", "syn_digits", "mnist_m")
 DIGITS4 = ("mnist", "usps", "svhn", "syn_digits_12k")
+DIGITS2 = DIGITS4[:2]
 SIDE = 32
 TRAIN_ROWS = 7438  # of each domain of digit5: the train side of the smallest one
 
@@ -49,10 +50,14 @@ def fedbn_rows(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([train, test]), np.arange(len(train) + len(test)) >= len(train)
 
 
-def digits4(parts: Sequence[Examples]) -> Examples:
-    """Join all rows of the four sets, one set after another, each in its official order."""
-    held = [part.official_test if part.official_test is not None else np.zeros(len(part.y), bool) for part in parts]
-    return _union(parts, DIGITS4, [np.arange(len(part.y)) for part in parts], held)
+def every_row(names: Sequence[str]) -> Builder:
+    """Return a builder that joins all rows of the sets, one set after another, each in its official order."""
+
+    def build(parts: Sequence[Examples]) -> Examples:
+        held = [part.official_test if part.official_test is not None else np.zeros(len(part.y), bool) for part in parts]
+        return _union(parts, names, [np.arange(len(part.y)) for part in parts], held)
+
+    return build
 
 
 def _union(
