@@ -132,17 +132,14 @@ def random(rng: np.random.Generator, like: str, rows: int, clients: int) -> Exam
         raise UserError(
             f"[data] rows = {rows} are fewer than the {facts.classes} classes of {like}: give at least so many"
         )
-    memory.require(8 * rows * math.prod(facts.shape), f"[data] rows = {rows:,} like {like}", "lower rows")
-    size = (rows, *facts.shape)
-    if np.dtype(facts.dtype).kind == "f":
-        x = rng.standard_normal(size).astype(facts.dtype)
-    else:
-        x = rng.integers(0, facts.levels, size).astype(facts.dtype)
+    kind, size = np.dtype(facts.dtype), (rows, *facts.shape)
+    memory.require(kind.itemsize * math.prod(size), f"[data] rows = {rows:,} like {like}", "lower rows")
+    x = rng.standard_normal(size) if kind.kind == "f" else rng.integers(0, facts.levels, size, kind)
     y = rng.permutation(np.arange(rows) % facts.classes) if facts.classes else rng.standard_normal(rows)
     owners = 0 if facts.owners is None else min(clients or _FEW_OWNERS, facts.owners or rows)
     held = np.isin(np.arange(rows), rng.permutation(rows)[: rows // _HELD_OUT])
     return Examples(
-        x,
+        x.astype(kind, copy=False),
         y if facts.classes else y.astype(np.float32),
         facts.classes,
         official_test=held if facts.held_out else None,
