@@ -172,19 +172,6 @@ def test_records_without_betas_or_with_other_clients_conditions_are_refused(tmp_
         analysis.betas(recorded(tmp_path, {1: [(0.5, 0.5)] * 3}, ["fog:1", "clean"]))
 
 
-@pytest.mark.parametrize(
-    ("condition", "kind"),
-    [
-        ("clean", "clean"),
-        ("frost-like:2", "frost-like"),
-        ("noise of variance 0.3", "noise"),
-        ("jitter by 1, 2", "jitter"),
-    ],
-)
-def test_a_kind_is_a_condition_without_its_level(condition, kind):
-    assert analysis.kind(condition) == kind
-
-
 # --- sizes of messages ---------------------------------------------------------------------------------------------
 
 RESNET = ModelSettings(name="resnet18", stem="imagenet", norm="per_group")

@@ -6,7 +6,6 @@ For simulations: :func:`gaussianity` and :func:`embeddings` inspect clients, whi
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +24,7 @@ from bespoke.errors import UserError
 from bespoke.maths import gaussian
 from bespoke.records import FEDERATION, RunFolder
 from bespoke.report.charts import COLOURS, INK, new_axes, save
+from bespoke.report.groups import kind
 from bespoke.runs.federation import Federation
 
 if TYPE_CHECKING:
@@ -124,18 +124,9 @@ def by_kind(rows: Sequence[dict[str, Any]], value: str = "beta_mean") -> dict[st
     return {n: {"clients": len(v), "mean": float(np.mean(v)), "std": float(np.std(v))} for n, v in groups.items()}
 
 
-def kind(condition: str) -> str:
-    """Return a condition without its level: "contrast" of "contrast:3", "noise" of "noise of variance 0.1"."""
-    return re.split(r":| of | by ", condition)[0]
-
-
 def _conditions(folder: RunFolder) -> list[str]:
     """Return the condition of each client's images; "clean" if the records name none."""
-    told = folder.read_json(FEDERATION)
-    conditions, clients = told.get("conditions"), len(told["names"])
-    if conditions and len(conditions) != clients:
-        raise UserError(f"{folder.path} names {len(conditions)} conditions for {clients} clients: some were left out")
-    return conditions or ["clean"] * clients
+    return folder.conditions() or ["clean"] * len(folder.read_json(FEDERATION)["names"])
 
 
 def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, float]:

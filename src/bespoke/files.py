@@ -27,6 +27,12 @@ _STRING_OR_COMMENT = re.compile(
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def experiments_folder() -> Path:
+    """Return the folder of the shipped experiments: in the installed package, or at the root of a checkout."""
+    inside = Path(__file__).parent / "experiments"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "experiments"
+
+
 def reason_and_cure(error: OSError) -> str:
     """Return why writing failed, and what to do about it."""
     return f"{error.strerror or error}; {'make room' if error.errno in _FULL else 'fix the problem'}"
@@ -83,7 +89,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[byte
         raise write_error(Path(path), error, then) from error
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, levels: int = _MOST_LEVELS) -> dict[str, Any]:
     """Return the tables of a file of settings; a ValueError says why it cannot be one, an OSError that it is not there.
 
     What no such file holds is refused before it can fill the memory or the stack.
@@ -92,10 +98,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = file.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-    return parse_toml(text.decode())
+    return parse_toml(text.decode(), levels)
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str, levels: int = _MOST_LEVELS) -> dict[str, Any]:
     """Return the tables of a TOML text; a ValueError refuses deep nesting and numbers of thousands of digits."""
     words = re.split(r"[=,\[\]{}\n]", _STRING_OR_COMMENT.sub("", text))  # only a key has several dots between these
     if any(word.count(".") > _MOST_DOTS for word in words):  # a.b.c... takes tomllib the square of its length
@@ -108,7 +114,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         if isinstance(error, tomllib.TOMLDecodeError):
             raise
         raise ValueError(_TOO_LONG) from None  # int() stops at 4,300 digits
-    _check_values(found, _MOST_LEVELS)
+    _check_values(found, levels)
     return found
 
 

@@ -8,7 +8,8 @@ A run folder holds
     clients.jsonl     one line per (round, client, split, view): the sum and weight of each metric
     timing.jsonl      one line per round: seconds by phase
     summary.json      values derived from the lines above
-    federation.json   the clients, their rows and a hash of them; written once
+    federation.json   the clients, their rows and a hash of them, and where the data name any, each client's condition
+                      (a corruption, a degradation, a domain); written once
     checkpoints/      states to resume from
     *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `metrics` becomes
                       `metric.NAME.sum` and `metric.NAME.weight`, `refused` becomes two lists, `refused` (ids)
@@ -417,6 +418,18 @@ class RunFolder:
     def clients(self) -> Iterator[dict[str, Any]]:
         """Iterate over the lines of `clients.jsonl`: there may be millions."""
         return self._read(CLIENTS)
+
+    def conditions(self) -> list[str]:
+        """Return the condition of each client, by its id, that `federation.json` names; empty if it names none."""
+        path = self.path / FEDERATION
+        told = self.read_json(FEDERATION) if path.exists() else {}
+        sound = isinstance(told, dict) and is_list_of(is_text)(told.get("conditions", []))
+        if not sound or not is_list_of(is_text)(told.get("names", [])):
+            raise UserError(f"{path} is damaged; restore it or run the experiment again")
+        found, clients = told.get("conditions", []), len(told.get("names", []))
+        if found and len(found) != clients:
+            raise UserError(f"{path} names {len(found)} conditions for {clients} clients; run the experiment again")
+        return found
 
     def config(self) -> dict[str, Any]:
         """Return the resolved experiment, `config.toml`."""

@@ -1,6 +1,7 @@
 """The command `compare` on two recorded runs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,23 @@ def test_charts_of_clients_and_of_rounds():
     assert command("compare", RUNS, "--curves", "nowhere/x.png").sentence == (
         "cannot write nowhere/x.png: there is no folder nowhere; create it first"
     )
+
+
+def test_conditions(tmp_path):
+    for method in ("fedavg", "fedrod"):
+        shutil.copytree(RUNS / method, tmp_path / "runs" / method)
+        path = tmp_path / "runs" / method / "federation.json"
+        told = json.loads(path.read_text())
+        conditions = [f"{('fog', 'snow')[i % 2]}:{i}" for i in range(len(told["names"]))]
+        path.write_text(json.dumps(told | {"conditions": conditions}))
+    done = command("compare", "runs", "--by", "condition")
+    assert done.out.splitlines()[1].split() == ["method", "mean", "(std)", "pooled", "fog", "snow"]
+    found = json.loads(command("compare", "runs", "--by", "condition", "--json").out)
+    [fog] = {row["conditions"]["fog"]["pooled"]["mean"] for row in found["rows"] if row["label"] == "fedavg"}
+    one = json.loads(command("compare", "runs", "--group", "all:fog", "--json").out)
+    assert [row["pooled"]["mean"] for row in one["rows"] if row["label"] == "fedavg"] == [fog]
+    assert command("compare", "runs", "--group", "all:rain").sentence == (
+        "there is no condition 'rain' in runs/fedavg; use one of fog, snow"
+    )
+    assert command("compare", RUNS, "--by", "condition").sentence.endswith("compare it without --by")
+    assert command("compare", RUNS, "--by", "domain").sentence == "unknown by 'domain'; use one of condition"

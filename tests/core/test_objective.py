@@ -179,6 +179,63 @@ def test_a_row_whose_outputs_are_not_finite_is_wrong(bad):
     assert (worst.item(), pairs.item()) == (0.0, 1.0)
 
 
+def detected(score, is_there):
+    """False accepts and false rejects of raw scores at each threshold, row by row."""
+    thresholds = [-30 + i / 4 for i in range(241)]
+    accepts = [sum(s > t and not y for s, y in zip(score, is_there, strict=True)) for t in thresholds]
+    rejects = [sum(s <= t and y for s, y in zip(score, is_there, strict=True)) for t in thresholds]
+    return accepts + rejects, [sum(not y for y in is_there)] * 241 + [sum(is_there)] * 241
+
+
+@pytest.mark.parametrize(("kind", "outputs", "label"), [("classes", 2, 1), ("classes", 5, 3), ("labels", 4, 2)])
+def test_a_detector_is_counted_at_every_threshold(kind, outputs, label):
+    output, y, mask = case(kind, outputs, dtype=torch.float64)
+    metric = objectives.detection(label)
+    assert metric.additive and not metric.higher
+    mapped = vmap(metric.fn)(output, y, mask)
+    for client, n in enumerate(SIZES):
+        own, truth = output[client, :n], y[client, :n]
+        if kind == "labels":
+            score, is_there = own[:, label], truth[:, label] > 0.5
+        else:
+            p = own.softmax(dim=1)[:, label]
+            score, is_there = torch.log(p / (1 - p)), truth == label
+        want = detected(score.tolist(), is_there.tolist())
+        alone, padded = metric.fn(own, truth, mask[client, :n]), metric.fn(output[client], y[client], mask[client])
+        for part in range(2):
+            assert alone[part].tolist() == padded[part].tolist() == mapped[part][client].tolist() == want[part]
+    halves = [metric.fn(output[0, a], y[0, a], mask[0, a]) for a in (slice(0, 20), slice(20, None))]
+    assert torch.equal(halves[0][0] + halves[1][0], mapped[0][0])
+
+
+def test_a_detector_is_wrong_about_rows_that_are_not_finite_and_splits_at_even_odds():
+    output = torch.tensor([[0.0, torch.nan], [torch.inf, 0.0], [0.0, 80.0], [80.0, 0.0], [1.0, 1.0]])
+    y = torch.tensor([0, 1, 1, 0, 1])
+    total, weight = objectives.detection(1).fn(output, y, torch.ones(5))
+    accepts, rejects = total.reshape(2, 241).tolist()
+    assert accepts == [1.0] * 241  # the first row, at every threshold
+    assert rejects == [1.0] * 120 + [2.0] * 121  # the second row, and the last one from even odds on
+    assert weight.tolist() == [2.0] * 241 + [3.0] * 241
+
+
+def test_a_detector_is_named_by_its_class():
+    found = CLASSIFICATION.measured_by(("accuracy", "detection_2"))
+    assert list(found.metrics) == ["accuracy", "detection_2", "loss"]
+    output, y = torch.eye(3) * 5.0, torch.tensor([0, 1, 2])
+    found.check(output, y)
+    assert found.metrics["detection_2"].fn(output, y, torch.ones(3))[0][120] == 0.0
+    with pytest.raises(UserError, match=r"the metric 'detection_3' cannot be computed .* index 3 is out of bounds"):
+        CLASSIFICATION.measured_by(("detection_3",)).check(output, y)
+    for wrong in ("detection", "detection_", "detection_x", "detection_-1"):
+        with pytest.raises(UserError, match=f"there is no metric '{wrong}'.*, detection_CLASS$"):
+            CLASSIFICATION.measured_by((wrong,))
+    mine = Metric(lambda output, y, mask: (mask.sum(), mask.sum()))
+    assert (
+        replace(CLASSIFICATION, metrics={"detection_1": mine}).measured_by(("detection_1",)).metrics["detection_1"]
+        is mine
+    )
+
+
 def test_accuracy_and_loss_are_the_sums_they_always_were():
     output, y, mask = (t[1] for t in case("classes", 5))
     right = (output.argmax(dim=-1) == y) & torch.isfinite(output).all(dim=-1)

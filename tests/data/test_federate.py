@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from bespoke import data
-from bespoke.analysis import kind
 from bespoke.data import (
     DATASETS,
     PARTITIONS,
@@ -327,6 +326,37 @@ def test_domains_name_their_clients(monkeypatch):
     pool = federate_data(settings, 0)
     assert [name.split("-")[0] for name in pool.names] == ["ink", "ink", "chalk", "chalk", "ink", "chalk"]
     assert pool.num_clients == 4
+    assert partitioned(settings, 0)[1].conditions == ("ink", "ink", "chalk", "chalk", "ink", "chalk")
+    assert (
+        partitioned(dataclasses.replace(settings, partition="iid", inside="dirichlet"), 0)[1].conditions == ()
+    )  # domains mix
+
+
+def written(owners, domains, images=False):
+    """A data set whose rows have these owners, and each owner the domain named at its place."""
+    owner = np.array(owners)
+    x = np.full((len(owner), 3, 8, 8), 100, np.uint8) if images else np.zeros((len(owner), 2))
+    names = tuple(dict.fromkeys(domains))
+    place = np.array([names.index(domain) for domain in domains])
+    return Examples(
+        x, np.arange(len(owner)) % 2, 2, owner=owner, owner_names=tuple("abcd"), domain=place[owner], domain_names=names
+    )
+
+
+@pytest.mark.parametrize("corrupt", ["", "fog:3"])
+def test_conditions_stay_with_their_clients_when_empty_ones_are_left_out(monkeypatch, tmp_path, corrupt):
+    monkeypatch.setenv("BESPOKE_DATA", str(tmp_path))
+    found = written([0] * 10 + [2] * 10 + [3] * 10, ["hall", "hall", "field", "hall"], images=bool(corrupt))
+    monkeypatch.setitem(DATASETS, "written", DATASETS.read(lambda: found, "here"))
+    settings = DataSettings(name="written", partition="natural", corrupt=corrupt)
+    pool, partition = partitioned(settings, 0, skip_empty=True)
+    told = dict(zip(pool.names, partition.conditions, strict=True))
+    if corrupt:  # of a, b, c and d the first half
+        assert told == {"a": "fog:3", "c": "clean", "d": "clean"}
+        changed = [bool((pool.x[pool.test.client(i)] != 100).any()) for i in range(3)]
+        assert changed == [condition != "clean" for condition in partition.conditions]
+    else:
+        assert told == {"a": "hall", "c": "field", "d": "hall"}
 
 
 def coloured(monkeypatch):
@@ -334,19 +364,6 @@ def coloured(monkeypatch):
     x = np.random.default_rng(0).integers(0, 256, (240, 3, 8, 8), dtype=np.uint8)
     domains = Examples(x, np.arange(240) % 4, 4, domain=np.arange(240) % 2, domain_names=("ink", "chalk"))
     monkeypatch.setitem(DATASETS, "coloured", DATASETS.read(lambda: domains, "here"))
-
-
-def test_domains_are_the_clients_conditions(monkeypatch):
-    coloured(monkeypatch)
-    settings = DataSettings(name="coloured", partition="domain", clients=6, new_clients=2, inside="iid")
-    pool, found = partitioned(settings, 0)
-    assert found.conditions == ("ink", "ink", "chalk", "chalk", "ink", "chalk")
-    assert found.conditions == tuple(name.split("-")[0] for name in pool.names)
-    assert found.describe()["conditions"] == list(found.conditions)
-    foggy = partitioned(dataclasses.replace(settings, corrupt="fog:3", corrupt_clients="new"), 0)[1]
-    assert foggy.conditions == ("ink", "ink", "chalk", "chalk", "ink, fog:3", "chalk, fog:3")
-    assert [kind(condition) for condition in foggy.conditions[3:]] == ["chalk", "ink, fog", "chalk, fog"]
-    assert partitioned(dataclasses.replace(settings, partition="dirichlet", inside="dirichlet"), 0)[1].conditions == ()
 
 
 def test_a_partition_of_ones_own_names_conditions(monkeypatch):

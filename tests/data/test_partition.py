@@ -467,7 +467,6 @@ def test_domains_have_clients_of_their_own(inside):
     found = domain(y, domains, ("paper", "phone"), rng(), 8, 0, 0.5, 20, True, inside)
     assert_disjoint(found, 1000)
     assert found.names() == tuple(f"{name}-{i}" for name in ("paper", "phone") for i in range(4))
-    assert found.conditions == found.kinds
     for rows, kind in zip(found.lists, found.kinds, strict=True):
         assert set(domains[rows]) == {("paper", "phone").index(kind)}
     assert sizes(found).min() >= 20

@@ -14,9 +14,9 @@ from scipy import stats
 
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
+from bespoke.records import CLIENTS, FEDERATION, ROUNDS, TIMING, RunFolder
 from bespoke.report import charts, client_chart, compare, curves, find_runs, summarise
-from bespoke.report.summary import headline, pick, population, sentence
+from bespoke.report.summary import Evaluations, headline, pick, population, sentence
 from bespoke.report.table import Difference, human_bytes
 
 HIGHER = {"accuracy": True, "loss": False}
@@ -285,6 +285,8 @@ def test_seeds_of_one_method_share_a_row(tmp_path):
     assert "seeds 0 1 2; ± std over seeds" in comparison.caption
     ditto = comparison.rows[0]
     assert ditto.mean.se == pytest.approx(0.2 / math.sqrt(3))
+    assert ditto.top10_samples.mean == pytest.approx(0.5)  # the first of two clients with as many rows
+    assert compare(tmp_path).as_dict()["rows"][1]["top10_samples"]["se"] == ditto.top10_samples.se
     found = ditto.difference
     assert (found.mean, found.over, found.pairs) == (pytest.approx(0.15), "seeds", 3)
     assert (found.low, found.high) == pytest.approx((0.15, 0.15))  # every seed gives the same difference
@@ -509,7 +511,7 @@ def test_wrong_requests_are_refused_in_a_sentence(tmp_path):
             "no runs of the baseline 'ditto'; use one of fedavg",
         ),
         (lambda: compare([tmp_path / "runs"], select="best"), "unknown select 'best'; use one of last, "),
-        (lambda: compare([tmp_path / "runs"], group="old"), "unknown group 'old'; use one of all, "),
+        (lambda: compare([tmp_path / "runs"], group="old"), "there is no group 'old'; use one of all, "),
     ):
         with pytest.raises(UserError, match=words):
             call()
@@ -597,6 +599,165 @@ def test_no_number_is_cut_on_a_terminal(tmp_path, width):
 )
 def test_human_bytes(count, text):
     assert human_bytes(count) == text
+
+
+# --- conditions --------------------------------------------------------------------------------------------
+
+CONDITIONS = [
+    "noise of variance 0.1",
+    "noise of variance 1",
+    "jitter by 1, 2",
+    "imbalance",
+    "jitter by 2, 1",
+    "imbalance",
+]
+LEVELS = [(0, 2, 10), (1, 4, 20), (2, 9, 10), (3, 5, 10, UNSEEN), (4, 1, 10, NEW), (5, 8, 10, NEW)]
+
+
+def conditioned(path, rows=LEVELS, conditions=CONDITIONS, **more):
+    """A run folder whose federation names each client's condition."""
+    folder = fake_run(path, {2: rows}, **more)
+    folder.write_json(FEDERATION, {"names": [f"c{i}" for i in range(len(conditions))], "conditions": conditions})
+    return folder
+
+
+def test_a_summary_tells_conditions_apart(tmp_path):
+    counts = {1: [(*row[:1], 10, *row[2:]) for row in LEVELS], 2: LEVELS}
+    folder = fake_run(tmp_path, counts)
+    plain = summarise(folder)
+    folder.write_json(FEDERATION, {"names": list("abcdef"), "conditions": CONDITIONS})
+    summary = summarise(folder)
+    last = summary["views"]["personal"]["last"]
+    conditions = last.pop("conditions")
+    assert {name: list(groups) for name, groups in conditions.items()} == {
+        "noise": ["all", "train"],
+        "jitter": ["all", "train", "new"],
+        "imbalance": ["all", "unseen", "new"],
+    }
+    noise = conditions["noise"]["train"]
+    assert (noise["clients"], noise["mean"], noise["pooled"]) == (2, 0.2, 6 / 30)
+    assert {name: groups["new"]["pooled"] for name, groups in conditions.items() if "new" in groups} == {
+        "jitter": 0.1,
+        "imbalance": 0.8,
+    }
+    assert summary["views"]["personal"]["best_test"].pop("conditions")["noise"]["all"]["pooled"] == 20 / 30
+    assert summary == plain  # else it is what it was
+
+
+def test_numbers_of_a_condition_are_picked_by_its_kind_or_its_text(tmp_path):
+    folder = conditioned(tmp_path)
+    summary, evaluations = summarise(folder), Evaluations(folder)
+    assert pick(summary, group="all:jitter")["pooled"] == evaluations.pick(group="all:jitter")["pooled"] == 0.9
+    assert pick(summary, group="new:jitter")["mean"] == 0.1
+    assert pick(summary, group="new:noise") == evaluations.pick(group="new:noise") == {}
+    assert pick(summary, group="new:noise", select="best_val") == evaluations.pick(group="new:noise", select="best_val")
+    assert evaluations.pick(group="all:noise of variance 1")["pooled"] == 0.2
+    assert evaluations.pick("loss", group="train:noise")["pooled"] == pytest.approx(2 / 30)
+    assert evaluations.scores("personal", "accuracy", 2, "new:imbalance").clients == [5]
+    with pytest.raises(UserError, match="there is no condition 'fog' in the summary; use one of noise, jitter, imb"):
+        pick(summary, group="all:fog")
+    with pytest.raises(UserError, match=f"no condition 'fog' in {tmp_path}; use one of noise, jitter, imbalance$"):
+        evaluations.pick(group="all:fog")
+    with pytest.raises(UserError, match=r"a summary has accuracy alone by condition: read loss with Evaluations\.pick"):
+        pick(summary, "loss", group="all:noise")
+    for wrong in ({"view": "global"}, {"metric": "f1"}, {"select": "first"}, {"group": "noise"}):
+        with pytest.raises(UserError, match="there is no"):
+            evaluations.pick(**wrong)
+
+
+def test_conditions_that_do_not_fit_the_clients_are_refused_and_only_when_asked_for(tmp_path):
+    plain = fake_run(tmp_path / "plain", {2: LEVELS})
+    for group in ("all:noise", "new:clean"):
+        with pytest.raises(UserError, match="plain names no conditions of clients"):
+            compare(plain.path, group=group)
+        with pytest.raises(UserError, match="the summary names no conditions of clients"):
+            pick(summarise(plain), group=group)
+    with pytest.raises(UserError, match="plain names no conditions of its clients; compare it without --by"):
+        compare(plain.path, by="condition")
+    few = conditioned(tmp_path / "few", conditions=CONDITIONS[:4])
+    with pytest.raises(UserError, match="few names no condition of client 4; run the experiment again"):
+        compare(few.path, group="new:noise")
+    for told, words in (
+        ({"names": ["a"], "conditions": ["fog:1", "fog:2"]}, "names 2 conditions for 1 clients"),
+        ({"names": ["a"], "conditions": [3]}, "federation.json is damaged"),
+        ({"names": ["a"], "conditions": None}, "federation.json is damaged"),
+        ({"names": 1, "conditions": ["fog:1"]}, "federation.json is damaged"),
+        (["fog:1"], "federation.json is damaged"),
+    ):
+        few.write_json(FEDERATION, told)
+        with pytest.raises(UserError, match=words):
+            compare(few.path, group="all:fog")
+        assert len(compare(few.path).rows) == 1
+
+
+def test_a_comparison_of_one_condition(tmp_path):
+    conditioned(tmp_path / "a")
+    conditioned(tmp_path / "b", [(i, c + 1, n, *more) for i, c, n, *more in LEVELS], name="ditto")
+    found = compare(tmp_path, group="train:noise")
+    assert [row.pooled.mean for row in found.rows] == [6 / 30, 8 / 30]
+    assert found.rows[1].difference.pairs == 2
+    assert "test accuracy in %, clients that took part in training, condition noise, personal model" in found.caption
+    assert compare(tmp_path, group="new:jitter by 2, 1").rows[0].mean.mean == 0.1
+    with pytest.raises(
+        UserError, match="a has no test rows of new clients, held out from training, condition noise; ch"
+    ):
+        compare(tmp_path / "a", group="new:noise")
+
+
+def test_a_column_for_each_condition(tmp_path):
+    for seed in (0, 1):
+        rows = [(i, c + seed, n, *more) for i, c, n, *more in LEVELS]
+        conditioned(tmp_path / f"a{seed}", rows, seed=seed)
+        conditioned(tmp_path / f"b{seed}", [(i, 5, n, *more) for i, _, n, *more in LEVELS], seed=seed, name="ditto")
+    found = compare(tmp_path, by="condition")
+    header, rows = found.cells()
+    assert header == ["method", "mean (std)", "pooled", "noise", "jitter", "imbalance"]
+    assert rows[0] == ["fedavg", "49.4±6.2 (33.8)", "44.0±5.7", "23.8±5.3", "95.0±7.1", "55.0±7.1"]
+    assert rows[1] == ["ditto", "43.8±0.0 (12.5)", "40.0±0.0", "37.5±0.0", "50.0±0.0", "50.0±0.0"]
+    assert found.text().splitlines()[1].split() == ["method", "mean", "(std)", *header[2:]]
+    assert found.caption.endswith("± std over seeds, (std) over clients; by condition: mean over its clients")
+    assert found.markdown().splitlines()[2:4] == [
+        "| fedavg | **49.4±6.2 (33.8)** | **44.0±5.7** | 23.8±5.3 | **95.0±7.1** | **55.0±7.1** |",
+        "| ditto | 43.8±0.0 (12.5) | 40.0±0.0 | **37.5±0.0** | 50.0±0.0 | 50.0±0.0 |",
+    ]
+    told = json.loads(json.dumps(found.as_dict(), allow_nan=False))["rows"][0]
+    assert told["conditions"]["noise"]["clients"] == 2
+    assert told["conditions"]["noise"]["mean"] == {
+        "mean": pytest.approx(0.2375),
+        "std": pytest.approx(0.0375 * math.sqrt(2)),
+        "se": pytest.approx(0.0375),
+    }
+    assert told["conditions"]["noise"]["pooled"]["mean"] == pytest.approx((6 / 30 + 8 / 30) / 2)
+    assert "conditions" not in compare(tmp_path).as_dict()["rows"][0]
+    new = compare(tmp_path, group="new", by="condition")
+    assert new.cells()[0][3:] == ["jitter", "imbalance"]
+    with pytest.raises(UserError, match="unknown by 'group'; use one of condition"):
+        compare(tmp_path, by="group")
+
+
+def test_a_condition_that_one_method_lacks_has_no_value_there(tmp_path):
+    conditioned(tmp_path / "a")
+    conditioned(tmp_path / "b", LEVELS[:3], name="ditto")
+    conditioned(tmp_path / "c", LEVELS[1:], name="ditto", seed=1)
+    found = compare(tmp_path, by="condition")
+    assert [row.split()[-2] for row in found.text().splitlines()[2:4]] == ["50.0", "-"]
+    assert [list(row.conditions) for row in found.rows] == [["noise", "jitter", "imbalance"], ["noise", "jitter"]]
+
+
+@pytest.mark.parametrize("width", [70, 100])
+def test_no_number_is_cut_on_a_terminal_however_many_conditions_there_are(tmp_path, width):
+    kinds = ["motion blur", "fog", "JPEG compression", "a", "b", "c", "d", "e", "f", "g"]
+    conditions = [f"{name}:{i % 5}" for i, name in enumerate(kinds)]
+    for seed in (0, 1):
+        rows = [(i, i + seed, 20) for i in range(10)]
+        conditioned(tmp_path / str(seed), rows, conditions, seed=seed, settings="a_long_setting = 12345")
+    found = compare(tmp_path, by="condition")
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(found.table())
+    shown = console.export_text()
+    assert "…" not in shown and shown.count("fedavg") == 3
+    header, rows = found.cells()
+    assert {word for cell in (*header, *rows[0]) for word in cell.split()} <= set(shown.split())
 
 
 # --- charts ------------------------------------------------------------------------------------------------

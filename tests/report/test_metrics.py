@@ -95,6 +95,16 @@ def test_deciles_of_two_hundred_clients_take_twenty():
     assert found.top10_samples == 20 / np.arange(181, 201).sum()
 
 
+def test_the_tenth_is_of_the_clients_that_have_rows():
+    correct, total = [1, 3, *[5] * 8], [20, 30, *[10] * 8]
+    empty, eleventh = (aggregate(scores([*correct, n], [*total, 2 * n])) for n in (0, 5))
+    assert (empty.worst10, empty.top10_samples) == (1 / 20, 3 / 30)  # of ten clients, one
+    assert (eleventh.worst10, eleventh.top10_samples) == (
+        pytest.approx((1 / 20 + 3 / 30) / 2),
+        4 / 50,
+    )  # of eleven, two
+
+
 def test_clients_are_ordered_by_id_and_ties_of_size_go_to_the_lower_one():
     correct = np.where(np.arange(200) < 20, 10, 5)
     assert aggregate(scores(correct, np.full(200, 10))).top10_samples == 1.0
@@ -128,6 +138,12 @@ def test_sums_of_one_entry_are_added_as_a_plain_vector_is(pairs):
     has = weights > 0
     expected = float(sums[has].sum() / weights.sum()) if has.any() else None
     assert scores(sums, weights).pooled() == expected  # to the bit
+
+
+def test_merged_clients_are_one_with_all_rows():
+    found = scores([None, 1, 5, 80], [0, 1, 10, 100], rows=[7, 1, 10, 100]).merged()
+    assert (found.rows.tolist(), found.sums.tolist(), found.weights.tolist()) == ([111], [[86.0]], [[111.0]])
+    assert aggregate(found).pooled == aggregate(found).mean == 86 / 111
 
 
 # --- several numbers per client ------------------------------------------------------------------------------------

@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from small_runs import experiment
 
+import bespoke
 from bespoke import Run, UserError
+from bespoke.data import DATASETS, Examples
 from bespoke.records import RunFolder
 
 OLD = Path(__file__).parents[1] / "report" / "old_run" / "fedrod"
@@ -49,6 +53,38 @@ def test_every_number_of_the_summary_can_be_asked_for():
     assert run.metric(statistic="worst10") == last["all"]["worst10"]
     assert run.metric("loss", group="new") == last["new"]["loss"]
     assert run.metric(select="best_val", view="global") == summary["views"]["global"]["best_val"]["all"]["pooled"]
+
+
+def test_numbers_of_the_clients_of_one_condition(monkeypatch):
+    draw = np.random.default_rng(0)
+    owner = np.repeat([0, 2, 3, 4], 20)  # the second client has no rows
+    rows = Examples(
+        draw.standard_normal((80, 4)).astype(np.float32),
+        np.arange(80) % 2,
+        2,
+        owner=owner,
+        owner_names=tuple("abcde"),
+        domain=(owner % 3 > 0).astype(int),
+        domain_names=("hall", "field"),
+    )
+    monkeypatch.setitem(DATASETS, "rooms", DATASETS.read(lambda: rows, "here"))
+    data = bespoke.DataSettings(name="rooms", partition="natural", new_clients=1)
+    small = replace(experiment(skip_empty=True, rounds=1, rate=1.0), data=data)
+    run = bespoke.run(small)
+    assert run.folder.conditions() == ["hall", "field", "hall", "field"] and run.pool.names == ("a", "c", "d", "e")
+    right = {line["client"]: line["metrics"]["accuracy"] for line in run.folder.clients() if line["view"] == "personal"}
+    (a, c, d, e) = (right[client] for client in range(4))
+    assert (
+        run.metric(group="train:hall")
+        == (a[0] + d[0]) / (a[1] + d[1])
+        == run.summary["views"]["personal"]["last"]["conditions"]["hall"]["train"]["pooled"]
+    )
+    assert [run.metric(group=f"{group}:field") for group in ("all", "new")] == [c[0] / c[1], e[0] / e[1]]
+    assert run.metric("loss", group="all:hall") > 0
+    with pytest.raises(UserError, match=r"no condition 'cellar' in .*; use one of hall, field"):
+        run.metric(group="all:cellar")
+    with pytest.raises(UserError, match="there is no accuracy: no client was evaluated"):
+        run.metric(group="new:hall")
 
 
 def test_numbers_that_are_not_there_are_named(tmp_path):

@@ -41,6 +41,12 @@ def _experiments() -> dict[str, str]:
     return {name: first.removeprefix("#").strip() for name, first in firsts.items()}
 
 
+def _tables() -> dict[str, str]:
+    from bespoke.tables import spec
+
+    return {name: spec.read(path).doc for name, path in spec.listed().items()}
+
+
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "algorithms": _algorithms,
     "models": _models,
@@ -48,4 +54,5 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "partitions": _partitions,
     "objectives": _objectives,
     "experiments": _experiments,
+    "tables": _tables,
 }

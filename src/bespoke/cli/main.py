@@ -14,7 +14,7 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, listing, progress
+from bespoke.cli import data, listing, progress, tables
 from bespoke.errors import UserError, reason, visible
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
+app.command()(tables.sweep)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -36,7 +37,7 @@ def main() -> None:
     """
     try:
         with _one_voice():
-            code = app(_spread_seeds(sys.argv[1:]), standalone_mode=False)
+            code = app(_spread(sys.argv[1:]), standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -117,17 +118,20 @@ def _fail(text: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _spread_seeds(arguments: list[str]) -> list[str]:
-    """Rewrite ``--seeds 0 1 2`` as the repeated option that the parser expects."""
+def _spread(arguments: list[str]) -> list[str]:
+    """Rewrite ``--seeds 0 1 2`` and ``--methods a b`` as the repeated options that the parser expects."""
     spread: list[str] = []
-    several = False
+    option = ""
     for word in arguments:
-        if several and word.isdigit():
-            spread += [word] if spread[-1] == "--seeds" else ["--seeds", word]
+        if option and not word.startswith("-") and (option != "--seeds" or word.isdigit()):
+            spread += [word] if spread[-1] == option else [option, word]
             continue
-        several = word.partition("=")[0] == "--seeds"
+        option = word.partition("=")[0] if word.partition("=")[0] in _SEVERAL else ""
         spread.append(word)
     return spread
+
+
+_SEVERAL = ("--seeds", "--methods", "--cells")
 
 
 def _version(value: bool) -> None:
@@ -267,8 +271,14 @@ def compare(
         str | None, typer.Option(help="Round to report: last, best_val or best_test; default: as in the runs.")
     ] = None,
     view: Annotated[str | None, typer.Option(help="Prediction to report, where a method has several.")] = None,
-    group: Annotated[str, typer.Option(help="Clients to include: all, train, unseen or new.")] = "all",
+    group: Annotated[
+        str,
+        typer.Option(help="Clients to include: all, train, unseen or new; train:noise: of those, the ones with noise."),
+    ] = "all",
     metric: Annotated[str | None, typer.Option(help="Metric to report; default: as in the runs.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="condition", help="A column for each condition that the data name.")
+    ] = None,
     chart: Annotated[Path | None, typer.Option(help="Also draw every client's value (.png or .svg).")] = None,
     curves: Annotated[Path | None, typer.Option(help="Also draw the mean by round (.png or .svg).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
@@ -280,7 +290,7 @@ def compare(
 
     for path in filter(None, (chart, curves)):
         check_path(path)  # before anything is read
-    comparison = report.compare(folders, baseline, select, view, group, metric)
+    comparison = report.compare(folders, baseline, select, view, group, metric, by)
     _show(comparison, markdown, as_json)
     if chart is not None:
         print(f"chart: {report.client_chart(comparison, chart)}", file=sys.stderr)
@@ -303,10 +313,10 @@ def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> Non
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions or experiments.")],
+    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions, experiments or tables.")],
     as_json: Json = False,
 ) -> None:
-    """List the available algorithms, models, data sets, partitions or experiments."""
+    """List the available algorithms, models, data sets, partitions, experiments or tables."""
     if what not in listing.LISTS:
         raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
     rows = listing.LISTS[what]()

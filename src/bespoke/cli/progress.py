@@ -28,8 +28,8 @@ class Stop:
 
 
 @contextmanager
-def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple[Any, Stop]]:
-    """Yield a callback that shows a run's progress, and a :class:`Stop` that says whether to end after the round.
+def stopping(several: bool = False) -> Iterator[Stop]:
+    """Yield a :class:`Stop` that hears signals; a second one ends the program at once.
 
     ``several`` says whether torchrun started more processes than this one.
     """
@@ -47,8 +47,18 @@ def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple
 
     # torchrun and batch systems end processes with SIGTERM, and wait half a minute or so for them
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    statistic = experiment.evaluation.metric
     try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple[Any, Stop]]:
+    """Yield a callback that shows a run's progress, and a :class:`Stop` that says whether to end after the round."""
+    statistic = experiment.evaluation.metric
+    with stopping(several) as stop:
         if quiet:
             yield (lambda event: None), stop
         elif sys.stderr.isatty():
@@ -56,9 +66,6 @@ def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple
                 yield callback, stop
         else:
             yield _plain_lines(experiment, statistic), stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def headline_text(event: Any, statistic: str) -> str:

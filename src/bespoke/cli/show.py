@@ -64,7 +64,7 @@ class Shown:
         if self.conditions:
             names, counts = np.unique(self.conditions, return_counts=True)
             told = ", ".join(f"{n} x {visible(name)}" for name, n in zip(names, counts, strict=True))
-            lines.append(f"images             {told}")
+            lines.append(f"conditions         {told}")
         return "\n".join(lines) + "\n"
 
 

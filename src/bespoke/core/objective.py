@@ -5,6 +5,7 @@ pure function of fixed shapes: it means the same for one client and under ``torc
 mask is 0, never counts, whatever its values.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -180,6 +181,33 @@ def _hamming(output: Tensor, y: Tensor, mask: Tensor) -> Counts:
     return torch.where(mask > 0, wrong, 0.0).sum(), mask.sum()
 
 
+_LARGEST, _THRESHOLDS = 30.0, 241  # of a detector: log-odds from -30 to 30 in steps of a quarter
+
+
+def detection(label: int) -> Metric:
+    """Return the errors of a detector of one class or label, by the threshold on its log-odds, as a metric.
+
+    A row is accepted if the log-odds of ``label`` against the rest exceed the threshold. Of the 2 x 241 entries the
+    first half are the false accepts (sum) of the negatives (weight) at each threshold, the second half the false
+    rejects of the positives. A row with non-finite outputs is wrong at every threshold.
+    """
+
+    def fn(output: Tensor, y: Tensor, mask: Tensor) -> Counts:
+        if y.is_floating_point():
+            score, is_there = output[:, label].double(), y.reshape(output.shape)[:, label] > 0.5
+        else:
+            score, is_there = _log_odds(output)[:, label], y == label
+        positive, negative = is_there & (mask > 0), ~is_there & (mask > 0)
+        score = torch.where(_finite(output), score, torch.where(is_there, -torch.inf, torch.inf))
+        thresholds = torch.linspace(-_LARGEST, _LARGEST, _THRESHOLDS, dtype=score.dtype, device=score.device)
+        accepted = score[:, None] > thresholds
+        wrong = [(accepted & negative[:, None]).sum(dim=0), (~accepted & positive[:, None]).sum(dim=0)]
+        rows = [part.sum()[None].expand(_THRESHOLDS) for part in (negative, positive)]
+        return torch.cat(wrong).double(), torch.cat(rows).double()
+
+    return Metric(fn, higher=False, additive=True)
+
+
 METRICS: dict[str, Metric] = {
     # classes
     "accuracy": Metric(_accuracy, additive=True),
@@ -237,7 +265,7 @@ class Objective:
     def measured_by(self, metrics: Sequence[str] | Mapping[str, Metric]) -> "Objective":
         """Return the same objective with these metrics: names of :data:`METRICS`, or metrics by name.
 
-        Without any it keeps its own.
+        The name ``detection_3`` means :func:`detection` of class 3. Without any it keeps its own.
         """
         if not metrics:
             return self
@@ -248,10 +276,12 @@ class Objective:
                 if not isinstance(metric, Metric):
                     raise UserError(f"the metric {name!r} is made with Metric(fn), not {metric!r}")
             return replace(self, metrics=metrics)
-        known = METRICS | dict(self.metrics)
+        detectors = {name: detection(int(name[10:])) for name in metrics if re.fullmatch(r"detection_[0-9]{1,9}", name)}
+        known = detectors | METRICS | dict(self.metrics)
         for name in metrics:
             if name not in known:
-                raise UserError(f"there is no metric {name!r}{closest(name, known)}; known are {', '.join(known)}")
+                names = ", ".join((*known, "detection_CLASS"))
+                raise UserError(f"there is no metric {name!r}{closest(name, known)}; known are {names}")
         return replace(self, metrics={name: known[name] for name in metrics})
 
     def check(self, outputs: Tensor, y: Tensor) -> None:

@@ -268,9 +268,8 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
 
     train, test, val = cut(train_lists, settings, seed, test_lists)
     pairs = assign(settings, clients)
-    x, told = examples.x, found.conditions
+    x, conditions = examples.x, tuple(str(pair or "clean") for pair in pairs)
     if any(pairs):
-        told = tuple(_condition(group, pair) for group, pair in zip(told or [""] * clients, pairs, strict=True))
         x = corrupted(x, [np.concatenate(parts) for parts in zip(train, test, val, strict=True)], pairs)
     seen = views(examples, found, settings, seed)
     pool = pool_of(
@@ -286,14 +285,19 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         extra=seen.extra,
         skip_empty=skip_empty,
     )
-    told = seen.conditions or told
+    told = seen.conditions or (conditions if any(pairs) else found.conditions or _domains(examples, train, test, val))
     told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # of those kept
     return pool, found._replace(lists=lists, train=list(train), test=list(test), conditions=told)
 
 
-def _condition(group: str, pair: corrupt.Pair | None) -> str:
-    """Return the condition of a client by its group, such as its domain, if any, and the corruption of its images."""
-    return ", ".join(filter(None, (group, str(pair) if pair else ""))) or "clean"
+def _domains(examples: Examples, *splits: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Return each client's domain, "" for one without rows; nothing if a client has several, or the data have none."""
+    if examples.domain is None:
+        return ()
+    found = [np.unique(examples.domain[np.concatenate(parts)]).tolist() for parts in zip(*splits, strict=True)]
+    if any(len(own) > 1 for own in found):
+        return ()
+    return tuple(examples.domain_names[own[0]] if own else "" for own in found)
 
 
 def _subsample(rows: int, share: float, seed: int) -> np.ndarray:

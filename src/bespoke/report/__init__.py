@@ -2,8 +2,18 @@
 
 from bespoke.report.charts import client_chart, curves
 from bespoke.report.compare import compare
+from bespoke.report.detection import relative_false_accepts
 from bespoke.report.runs import find_runs
 from bespoke.report.summary import Evaluations, summarise
 from bespoke.report.table import Comparison
 
-__all__ = ["Comparison", "Evaluations", "client_chart", "compare", "curves", "find_runs", "summarise"]
+__all__ = [
+    "Comparison",
+    "Evaluations",
+    "client_chart",
+    "compare",
+    "curves",
+    "find_runs",
+    "relative_false_accepts",
+    "summarise",
+]

@@ -8,18 +8,13 @@ from typing import Any
 import numpy as np
 
 from bespoke.errors import UserError
+from bespoke.report.groups import parse, people
 from bespoke.report.metrics import Scores, aggregate, seed_statistics, t_interval
 from bespoke.report.runs import Groups, Paths, differing, group_runs, metric_of, view_of
-from bespoke.report.summary import GROUPS, SELECTIONS, totals
-from bespoke.report.table import Comparison, Difference, Row
+from bespoke.report.summary import SELECTIONS, totals
+from bespoke.report.table import Comparison, ConditionRow, Difference, Row
 from bespoke.report.units import Unit
 
-PEOPLE = {
-    "all": "all clients of the training population",
-    "train": "clients that took part in training",
-    "unseen": "clients of the training population that never took part",
-    "new": "new clients, held out from training",
-}
 Chosen = dict[int, tuple[int, Scores]]  # seed -> (round, the metric's scores)
 
 
@@ -30,14 +25,17 @@ def compare(
     view: str | None = None,
     group: str = "all",
     metric: str | None = None,
+    by: str | None = None,
 ) -> Comparison:
     """Compare the runs at `paths`: run folders, or folders that hold them one or two levels below.
 
     `baseline` is the label that the other rows are paired with, or a part that only one label has (default `fedavg`,
     else the first); `select` the round that counts (`last`, `best_val`, `best_test`; default: the runs'
     `[evaluation] select`, or `last` if they disagree); `view` the prediction that counts (default: each method's
-    headline); `group` the clients: `all` (the training population), `train`, `unseen` or `new`; `metric` any metric
-    that all runs recorded (default: their headline metric, which always chooses the best rounds).
+    headline); `group` the clients: `all` (the training population), `train`, `unseen` or `new`, or of these the ones
+    with a condition, `train:noise`; `metric` any metric that all runs recorded (default: their headline metric, which
+    always chooses the best rounds); `by="condition"` shows the mean over the clients of each kind of condition that the
+    data name, in place of costs and differences.
 
     A difference from the baseline has a 95 % t interval. With several common seeds it is over the seeds: each gives one
     difference of the clients' means. With one it is over clients, and says nothing about other partitions or seeds.
@@ -47,7 +45,8 @@ def compare(
         configs = [run.config for runs in groups.values() for run in runs.values()]
         wanted = {config.get("evaluation", {}).get("select", "last") for config in configs}
         select = wanted.pop() if len(wanted) == 1 else "last"
-    for name, value, allowed in (("select", select, SELECTIONS), ("group", group, GROUPS)):
+    parse(group)
+    for name, value, allowed in (("select", select, SELECTIONS), ("by", by or "condition", ("condition",))):
         if value not in allowed:
             raise UserError(f"unknown {name} {value!r}; use one of {', '.join(allowed)}")
     metric, higher = metric_of(groups, metric)
@@ -58,6 +57,8 @@ def compare(
     for label, runs in groups.items():
         costs = [totals(run.folder) for run in runs.values()]
         row = _row(label, groups, chosen[label], costs, view, higher)
+        if by:
+            row = replace(row, conditions=_by_condition(groups, label, chosen[label], higher))
         if label != baseline and _same_data(groups, label, baseline):
             difference, disagree = _pair(chosen[label], chosen[baseline])
             row = replace(row, difference=difference)
@@ -69,13 +70,13 @@ def compare(
             warnings.append(f"{label}: {refused} uploads were refused and left out of the aggregate")
         rows.append(row)
     rows = _of_one_kind(rows)
-    chosen_by = {run.evaluations.metric for runs in groups.values() for run in runs.values()} - {metric}
-    by = f" by {' or '.join(sorted(map(str, chosen_by)))}" if chosen_by and select != "last" else ""
+    others = {run.evaluations.metric for runs in groups.values() for run in runs.values()} - {metric}
+    chosen_by = f" by {' or '.join(sorted(map(str, others)))}" if others and select != "last" else ""
     rounds = {number for row in rows for number in row.rounds}
     number = f" ({rounds.pop()})" if select == "last" and len(rounds) == 1 else ""
     unit = Unit.of(metric, [row.mean.mean for row in rows])
     direction = "" if higher else ", lower is better"
-    scope = _scope(rows, metric, SELECTIONS[select] + by + number, PEOPLE[group])
+    scope = _scope(rows, metric, SELECTIONS[select] + chosen_by + number, people(group))
     return Comparison(
         rows=tuple(rows),
         baseline=baseline,
@@ -84,7 +85,7 @@ def compare(
         select=select,
         title=f"Test {metric}{direction}, {SELECTIONS[select]}",
         scope=f"test {metric}{unit.name}{direction}, {scope}",
-        spread=_spread(rows),
+        spread=_spread(rows, by),
         warnings=tuple(warnings),
     )
 
@@ -115,7 +116,7 @@ def _choose(groups: Groups, label: str, select: str, view: str | None, group: st
             raise UserError(f"{run.folder.path} has no {SELECTIONS[select]}: {cure}, or select the last round")
         scores = run.evaluations.scores(name, metric, number, group)
         if not scores.defined.any():
-            raise UserError(f"{run.folder.path} has no test rows of {PEOPLE[group]}; choose another group")
+            raise UserError(f"{run.folder.path} has no test rows of {people(group)}; choose another group")
         chosen[seed] = number, scores
     return chosen
 
@@ -136,12 +137,32 @@ def _row(
         std=float(np.mean(spreads)) if spreads else None,
         pooled=seed_statistics([value.pooled for value in found]),
         worst10=seed_statistics([value.worst10 for value in found]),
+        top10_samples=seed_statistics([value.top10_samples for value in found]),
         bytes_per_round=float(np.mean([(c["bytes_down"] + c["bytes_up"]) / max(1, c["rounds"]) for c in costs])),
         seconds=float(np.mean([cost["seconds"] for cost in costs])),
         difference=None,
         excluded=max(value.excluded for value in found),
         values=np.concatenate([s.values()[s.defined] for s in scores]),
     )
+
+
+def _by_condition(groups: Groups, label: str, chosen: Chosen, higher: bool) -> dict[str, ConditionRow]:
+    """Return a method's values by kind of condition, of the kinds that every seed has."""
+    found = []
+    for seed, run in groups[label].items():
+        kinds = run.evaluations.by_kind(chosen[seed][1])
+        if not kinds:
+            raise UserError(f"{run.folder.path} names no conditions of its clients; compare it without --by")
+        found.append({name: aggregate(scores, higher) for name, scores in kinds.items()})
+    return {
+        name: ConditionRow(
+            found[0][name].clients,
+            seed_statistics([seed[name].mean for seed in found]),
+            seed_statistics([seed[name].pooled for seed in found]),
+        )
+        for name in found[0]
+        if all(name in seed for seed in found)
+    }
 
 
 def _same_data(groups: Groups, label: str, baseline: str) -> bool:
@@ -217,9 +238,11 @@ def _scope(rows: list[Row], metric: str, when: str, people: str) -> str:
     return f"{people}{without}, {models}, {when}, {which}"
 
 
-def _spread(rows: list[Row]) -> str:
+def _spread(rows: list[Row], by: str | None) -> str:
     """Return what the measures of uncertainty in the table cover."""
     spread = "± std over seeds, (std) over clients" if any(len(row.seeds) > 1 for row in rows) else "(std) over clients"
+    if by:
+        return f"{spread}; by condition: mean over its clients"
     over = {row.difference.over for row in rows if row.difference and row.difference.low is not None}
     if "seeds" in over:
         return f"{spread}, [95 %] over seeds (t interval of the seeds' own paired differences)"

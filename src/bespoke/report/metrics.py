@@ -56,12 +56,16 @@ class Scores:
         """Return every client's value, [M]; NaN if it is undefined or unknown."""
         return _ratio(self.sums, self.weights)
 
-    def pooled(self) -> float | None:
-        """Return the value of all clients' rows together: sums over clients, divided by their weights."""
+    def merged(self) -> Scores:
+        """Return all clients' rows as those of one client: sums and weights added, [V, 1]."""
         own = self.take(self.defined)
         zero = own.weights == 0  # the sum of an entry without weight says nothing
         sums = np.where(zero, 0.0, own.sums).sum(axis=1, keepdims=True)
-        return _known(float(_ratio(sums, own.weights.sum(axis=1, keepdims=True))[0]))
+        return Scores(["all"], own.rows.sum(keepdims=True), sums, own.weights.sum(axis=1, keepdims=True))
+
+    def pooled(self) -> float | None:
+        """Return the value of all clients' rows together: sums over clients, divided by their weights."""
+        return _known(float(self.merged().values()[0]))
 
 
 def _ratio(sums: Floats, weights: Floats) -> Floats:

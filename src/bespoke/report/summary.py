@@ -11,16 +11,19 @@ import os
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from bespoke.errors import UserError
 from bespoke.records import RunFolder
+from bespoke.report.groups import GROUPS, kind, members, parse, require
 from bespoke.report.metrics import Scores, aggregate
 from bespoke.report.units import Unit
 
 SELECTIONS = {"last": "last round", "best_val": "best validation round", "best_test": "best on test (oracle)"}
-GROUPS = {"all": ("train", "unseen"), "train": ("train",), "unseen": ("unseen",), "new": ("new",)}
 PHASES = ("train", "aggregate", "evaluate", "checkpoint")
 Line = dict[str, Any]  # of a record file
 
@@ -87,12 +90,15 @@ class _Block:
             column += [None] * (place - len(column)) + [pair]
         return True
 
-    def scores(self, metric: str, groups: Sequence[str]) -> Scores:
-        """Return the clients of these groups that the metric was recorded for."""
-        column = self.metrics.get(metric, [])
-        keys = [key[1] for key in self.places]
-        own = [i for i, pair in enumerate(column) if pair is not None and self.groups[i] in groups]
-        return Scores.of([keys[i] for i in own], [self.rows[i] for i in own], [column[i] for i in own])
+    def clients(self) -> list[Any]:
+        """Return the clients' ids, in the order of the lists."""
+        return [key[1] for key in self.places]
+
+    def scores(self, metric: str, keep: Sequence[bool]) -> Scores:
+        """Return the clients to keep that the metric was recorded for."""
+        column, clients = self.metrics.get(metric, []), self.clients()
+        own = [i for i, pair in enumerate(column) if pair is not None and keep[i]]
+        return Scores.of([clients[i] for i in own], [self.rows[i] for i in own], [column[i] for i in own])
 
 
 class Evaluations:
@@ -123,15 +129,36 @@ class Evaluations:
         return sorted(self._blocks.get((view, split), {}))
 
     def scores(self, view: str, metric: str, number: int, group: str = "all", split: str = "test") -> Scores:
-        """Return a metric of a group's clients (a key of `GROUPS`) in one evaluated round."""
+        """Return a metric of a group's clients in one evaluated round; `bespoke.report.groups` says what groups are."""
         block = self._blocks.get((view, split), {}).get(number, _Block())
+        conditions = self._conditions_of(block.clients()) if ":" in group else None
+        keep = members(group, block.groups, conditions, str(self.folder.path))
         try:
-            return block.scores(metric, GROUPS[group])
+            return block.scores(metric, keep)
         except ValueError as error:
             raise UserError(
                 f"{self.folder.path} holds {metric} of different lengths in round {number} ({split}, {view}): a "
                 "metric must have one length for all clients"
             ) from error
+
+    @cached_property
+    def conditions(self) -> list[str]:
+        """The condition of each client of the run, by its id; empty if the data name none."""
+        return self.folder.conditions()
+
+    def _conditions_of(self, clients: Sequence[Any]) -> list[str]:
+        """Return the conditions of these clients, empty if the data name none."""
+        known = dict(enumerate(self.conditions))
+        if known and not known.keys() >= set(clients):
+            stranger = next(client for client in clients if client not in known)
+            raise UserError(f"{self.folder.path} names no condition of client {stranger}; run the experiment again")
+        return [known[client] for client in clients] if known else []
+
+    def by_kind(self, scores: Scores) -> dict[str, Scores]:
+        """Divide the clients of one round's scores by the kind of their condition; empty if the data name none."""
+        own = [kind(condition) for condition in self._conditions_of(scores.clients)]
+        kinds = dict.fromkeys(map(kind, self.conditions))
+        return {name: scores.take(np.array([k == name for k in own])) for name in kinds if name in own}
 
     def choose(self, view: str, select: str) -> int | None:
         """Return the round that `select` (a key of `SELECTIONS`) names, or None if there is no such round."""
@@ -147,16 +174,34 @@ class Evaluations:
     def summary(self, view: str, number: int) -> dict[str, Any]:
         """Return the aggregates of every group present in one evaluated round, on the test rows.
 
-        Those of the headline metric are `{group: aggregates}`, the others `{"metrics": {name: {group: ...}}}`.
+        Those of the headline metric are `{group: aggregates}`, the others `{"metrics": {name: {group: ...}}}`, and
+        those of the headline metric by kind of condition, if the data name any, `{"conditions": {kind: {group: ...}}}`.
         """
-        found: dict[str, dict[str, Any]] = {}
-        for metric, higher in self.higher.items():
-            scores = {group: self.scores(view, metric, number, group) for group in GROUPS}
-            found[metric] = {g: aggregate(s, higher).as_dict() for g, s in scores.items() if s.clients}
-        own = found.pop(str(self.metric), {})
+        scores = {metric: {g: self.scores(view, metric, number, g) for g in GROUPS} for metric in self.higher}
+        found = {
+            metric: {g: aggregate(s, self.higher[metric]).as_dict() for g, s in groups.items() if s.clients}
+            for metric, groups in scores.items()
+        }
+        metric = str(self.metric)
+        own = found.pop(metric, {})
+        by_kind: dict[str, dict[str, Any]] = {}
         for group, aggregates in own.items():
             aggregates["loss"] = found.get("loss", {}).get(group, {}).get("pooled")
-        return {"round": number, **own, "metrics": found}
+            for name, part in self.by_kind(scores[metric][group]).items():
+                by_kind.setdefault(name, {})[group] = aggregate(part, self.higher[metric]).as_dict()
+        return {"round": number, **own, "metrics": found} | ({"conditions": by_kind} if by_kind else {})
+
+    def pick(
+        self, metric: str | None = None, view: str | None = None, select: str = "last", group: str = "all"
+    ) -> dict[str, Any]:
+        """Return what :func:`pick` returns from a summary, for any metric and any condition."""
+        metric, view = metric or self.metric, view or next(iter(self.views), None)
+        if view is None or metric is None:
+            return {}
+        _check(metric, self.higher, view, self.views, select)
+        number = self.choose(view, select)
+        scores = None if number is None else self.scores(view, metric, number, group)
+        return aggregate(scores, self.higher[metric]).as_dict() if scores and scores.clients else {}
 
 
 def totals(folder: RunFolder) -> dict[str, Any]:
@@ -185,7 +230,7 @@ def summarise(folder: RunFolder | str | os.PathLike[str]) -> dict[str, Any]:
     `{"headline": view, "metric": name, "higher": {metric: bool}, "views": {view: {selection: {"round": r, group:
     aggregates, "metrics": {name: {group: aggregates}}} | None}}, **totals}`. The aggregates of a group are those of
     the headline metric, which also chooses the best rounds, and the loss; `metrics` has those of every other metric.
-    The group `all` is the training population (train and unseen) and never holds new clients.
+    `all` is the training population, without new clients. `"conditions": {kind: ...}` is as in `Evaluations.summary`.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     evaluations = Evaluations(folder)
@@ -207,21 +252,33 @@ def pick(
     select: str = "last",
     group: str = "all",
 ) -> dict[str, Any]:
-    """Return the aggregates of a metric in a summary, by default the headline's; empty if no client was evaluated."""
+    """Return the aggregates of a metric in a summary, by default the headline's; empty if no client was evaluated.
+
+    A group may name a kind of condition, `train:noise`, for the headline metric.
+    """
     metric, view = metric or summary["metric"], view or summary["headline"]
-    if view is None:
+    if view is None or metric is None:
         return {}
-    for what, value, known in (
-        ("metric", metric, summary["higher"]),
-        ("view", view, summary["views"]),
-        ("selection", select, SELECTIONS),
-        ("group", group, GROUPS),
-    ):
+    name, condition = parse(group)
+    _check(metric, summary["higher"], view, summary["views"], select)
+    chosen = summary["views"][view][select]
+    if chosen is None:
+        return {}
+    found = chosen if metric == summary["metric"] else chosen["metrics"].get(metric, {})
+    if condition and found is not chosen:
+        raise UserError(f"a summary has {summary['metric']} alone by condition: read {metric} with Evaluations.pick")
+    if condition:
+        known = chosen.get("conditions", {})
+        require(condition, known, "the summary")
+        found = known[condition]
+    return dict(found.get(name, {}))
+
+
+def _check(metric: str, metrics: Collection[str], view: str, views: Collection[str], select: str) -> None:
+    """Refuse a metric, a view or a selection that there is not."""
+    for what, value, known in (("metric", metric, metrics), ("view", view, views), ("selection", select, SELECTIONS)):
         if value not in known:
             raise UserError(f"there is no {what} {value!r}; use one of {', '.join(known)}")
-    chosen = summary["views"][view][select] or {"metrics": {}}
-    found = chosen if metric == summary["metric"] else chosen["metrics"].get(metric, {})
-    return dict(found.get(group, {}))
 
 
 def trouble(summary: dict[str, Any]) -> str:

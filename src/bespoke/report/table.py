@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from bespoke.report.units import Unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+AT_ONCE = 5  # columns beside the methods that fit on a narrow terminal
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,19 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 
 @dataclass(frozen=True)
+class ConditionRow:
+    """A method's values on the clients of one kind of condition; statistics are over seeds."""
+
+    clients: int  # with a defined value, in the first seed
+    mean: SeedStatistics  # of the clients' mean
+    pooled: SeedStatistics
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"clients": self.clients, "mean": self.mean._asdict(), "pooled": self.pooled._asdict()}
+
+
+@dataclass(frozen=True)
 class Row:
     """One method of a comparison, its values in the metric's own scale; statistics are over seeds."""
 
@@ -52,11 +67,13 @@ class Row:
     std: float | None  # over clients (ddof 1), averaged over seeds
     pooled: SeedStatistics
     worst10: SeedStatistics
+    top10_samples: SeedStatistics
     bytes_per_round: float  # up and down
     seconds: float  # of a whole run
     difference: Difference | None  # to the baseline
     excluded: int  # clients without test rows, at most
     values: NDArray[np.float64]  # of every client with test rows, seed after seed
+    conditions: dict[str, ConditionRow] = field(default_factory=dict)  # by kind, if they were asked for
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,30 +105,47 @@ class Comparison:
 
     def cells(self, written: Callable[[str], str] = visible) -> tuple[list[str], list[list[str]]]:
         """Return the header and the rows as strings, with the methods' labels as ``written(label)``."""
-        header = ["method", "mean (std)", "pooled", "worst 10 %", "bytes/round", "seconds"]
         unit = self.unit
+        header = ["method", "mean (std)", *(written(name) for name, _ in self._columns(self.rows[0]))]
         rows = [
             [
                 written(row.label),
                 f"{_with_std(unit, row.mean)} ({unit.text(row.std)})",
-                _with_std(unit, row.pooled),
-                _with_std(unit, row.worst10),
-                human_bytes(row.bytes_per_round),
-                f"{row.seconds:.1f}" if row.seconds < 100 else f"{row.seconds:.0f}",
-                "baseline" if row.label == self.baseline else _interval(unit, row.difference),
+                *(_with_std(unit, value) for _, value in self._columns(row)),
             ]
             for row in self.rows
         ]
-        header.append(f"minus {written(self.baseline)} [95 %]")
+        if not self.kinds:
+            header += ["bytes/round", "seconds", f"minus {written(self.baseline)} [95 %]"]
+            rows = [[*cells, *self._costs(row)] for cells, row in zip(rows, self.rows, strict=True)]
         if len({row.seeds for row in self.rows}) > 1:  # else the caption names them for all
             header.append("seeds")
             rows = [[*cells, str(len(row.seeds))] for cells, row in zip(rows, self.rows, strict=True)]
         return header, rows
 
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of condition that have a column."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.conditions))
+
+    def _columns(self, row: Row) -> list[tuple[str, SeedStatistics]]:
+        """Return a row's values of the metric that follow the mean, each with the name of its column."""
+        if not self.kinds:
+            return [("pooled", row.pooled), ("worst 10 %", row.worst10)]
+        unknown = SeedStatistics(None, None, None)
+        means = {name: own.mean for name, own in row.conditions.items()}
+        return [("pooled", row.pooled), *((name, means.get(name, unknown)) for name in self.kinds)]
+
+    def _costs(self, row: Row) -> list[str]:
+        """Return a row's bytes, seconds and difference to the baseline."""
+        seconds = f"{row.seconds:.1f}" if row.seconds < 100 else f"{row.seconds:.0f}"
+        difference = "baseline" if row.label == self.baseline else _interval(self.unit, row.difference)
+        return [human_bytes(row.bytes_per_round), seconds, difference]
+
     def _best(self) -> set[tuple[int, int]]:
         """Return the (row, column) of the best value in each column of the metric."""
         sign = 1.0 if self.higher else -1.0
-        found = [[row.mean.mean, row.pooled.mean, row.worst10.mean] for row in self.rows]
+        found = [[row.mean.mean, *(value.mean for _, value in self._columns(row))] for row in self.rows]
         columns = np.array([[-np.inf if v is None else sign * v for v in values] for values in found])
         best = np.isfinite(columns) & (columns == columns.max(axis=0))
         return {(int(i), int(j) + 1) for i, j in np.argwhere(best)}
@@ -124,16 +158,22 @@ class Comparison:
         from rich.text import Text
 
         header, rows = self.cells()
-        best = self._best()
-        table = Table(title=Text(visible(self.title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for i, column in enumerate(zip(header, *rows, strict=True)):
-            name = re.sub(r" (?=\[|10)|(?<=/)", "\n", column[0])
-            widest = max(len(word) for cell in (name, *column[1:]) for word in cell.split())
-            whole = i > 0 and not re.search(r"[(\[]", name)
-            table.add_column(Text(name), justify="right" if i else "left", min_width=widest, no_wrap=whole)
-        for i, row in enumerate(rows):
-            table.add_row(*(Text(cell, style="bold" if (i, j) in best else "") for j, cell in enumerate(row)))
-        return Group(table, *(Text(note, style="dim") for note in self._notes()))
+        best, tables = self._best(), []
+        each = AT_ONCE if self.kinds else len(header)  # many conditions become tables one below the other
+        for start in range(1, len(header), each):
+            title = Text(visible(self.title)) if start == 1 else None
+            table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+            shown = [0, *range(start, min(start + each, len(header)))]
+            for i in shown:
+                cells = [row[i] for row in rows]
+                name = re.sub(r" (?=\[|10)|(?<=/)", "\n", header[i])
+                widest = max(len(word) for cell in (name, *cells) for word in cell.split())
+                whole = i > 0 and not self.kinds and not re.search(r"[(\[]", name)
+                table.add_column(Text(name), justify="right" if i else "left", min_width=widest, no_wrap=whole)
+            for i, row in enumerate(rows):
+                table.add_row(*(Text(row[j], style="bold" if (i, j) in best else "") for j in shown))
+            tables.append(table)
+        return Group(*tables, *(Text(note, style="dim") for note in self._notes()))
 
     def _notes(self) -> list[str]:
         return [visible(self.caption), *(visible(f"warning: {text}") for text in self.warnings)]
@@ -156,9 +196,10 @@ class Comparison:
         """Return plain values for JSON, in the metric's own scale (an accuracy is a fraction)."""
         rows = [
             {"label": row.label, "view": row.view, "rounds": list(row.rounds), "seeds": list(row.seeds)}
-            | {key: getattr(row, key)._asdict() for key in ("mean", "pooled", "worst10")}
+            | {key: getattr(row, key)._asdict() for key in ("mean", "pooled", "worst10", "top10_samples")}
             | {key: getattr(row, key) for key in ("std", "excluded", "bytes_per_round", "seconds")}
             | {"difference": asdict(row.difference) if row.difference else None}
+            | ({"conditions": {name: own.as_dict() for name, own in row.conditions.items()}} if self.kinds else {})
             for row in self.rows
         ]
         named = {"metric": self.metric, "higher_is_better": self.higher, "select": self.select}

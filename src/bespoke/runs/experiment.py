@@ -22,7 +22,7 @@ from bespoke.core.settings import Training, allowed, problem
 from bespoke.data import DATASETS, PARTITIONS
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError, shown
-from bespoke.files import parse_toml, read_toml
+from bespoke.files import experiments_folder, parse_toml, read_toml
 from bespoke.models import MODELS
 from bespoke.models.settings import ModelSettings
 from bespoke.registry import Registry, closest, is_path
@@ -157,16 +157,10 @@ class Experiment:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def experiments_folder() -> Path:
-    """Return the folder of the shipped experiments: in the installed package, or at the root of a checkout."""
-    inside = Path(__file__).parents[1] / "experiments"
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "experiments"
-
-
 def shipped() -> dict[str, Path]:
     """Return the shipped experiments by name."""
     root = experiments_folder()
-    paths = [p for p in sorted(root.rglob("*.toml")) if p.parent.name != "algorithms"]
+    paths = [p for p in sorted(root.rglob("*.toml")) if p.parent.name not in ("algorithms", "tables")]
     return {p.relative_to(root).with_suffix("").as_posix(): p for p in paths}
 
 

@@ -26,7 +26,7 @@ from bespoke.engine.rows import ClientRows
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import RESUME, RunFolder
-from bespoke.report.summary import pick, sentence, summarise
+from bespoke.report.summary import Evaluations, pick, sentence, summarise
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.federation import Federation
 from bespoke.runs.lock import FolderLock
@@ -109,9 +109,13 @@ class Run:
 
         ``statistic`` is ``pooled``, ``mean``, ``std``, ``worst10`` or another aggregate over clients; ``view`` a
         prediction (default: the headline), ``select`` the round (``last``, ``best_val``, ``best_test``), ``group``
-        the clients (``all`` of the training population, ``train``, ``unseen``, ``new``).
+        the clients (``all`` of the training population, ``train``, ``unseen``, ``new``; ``train:noise`` for those of
+        one condition).
         """
-        found = pick(self.summary, name, view, select, group)
+        if ":" in group:  # a condition, of which the summary has the kind and the headline metric alone
+            found = Evaluations(self.folder).pick(name, view, select, group)
+        else:
+            found = pick(self.summary, name, view, select, group)
         if found and statistic not in found:
             raise UserError(f"there is no statistic {statistic!r}; use one of {', '.join(found)}")
         value = found.get(statistic)

@@ -24,7 +24,7 @@ class Partition(NamedTuple):
     train: list[np.ndarray] | None = None  # and the train rows
     kinds: tuple[str, ...] = ()  # each client's group, such as its domain
     ranks: tuple[int, ...] = ()  # and its number within the group
-    conditions: tuple[str, ...] = ()  # what sets each client's rows apart: domain, corruption; empty = nothing
+    conditions: tuple[str, ...] = ()  # each client's corruption, degradation or domain; empty = nobody has any
 
     def names(self) -> tuple[str, ...] | None:
         """Return the clients' names, where they belong to groups: ``mnist-0``, ``mnist-1``, ..."""

@@ -27,7 +27,7 @@ def domain(
 
     ``domains`` (N,) holds positions in ``domain_names``; no client is in two domains. The rows of a domain become
     clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New clients are drawn at random, equally many from
-    each domain, and come last. A client's condition is its domain.
+    each domain, and come last.
     """
     if domains is None:
         raise UserError('the data set has no domains: set [data] partition to another scheme, such as "dirichlet"')
@@ -42,8 +42,7 @@ def domain(
             found = dirichlet(labels[rows], rng, each, alpha, min_rows, balance)
         lists += [rows[part] for part in found.lists]
         tries = max(tries, found.tries)
-    found = _grouped(lists, domain_names, each, new_clients, tries, rng)
-    return found._replace(conditions=found.kinds)
+    return _grouped(lists, domain_names, each, new_clients, tries, rng)
 
 
 def degradations(

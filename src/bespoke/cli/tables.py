@@ -1,0 +1,140 @@
+"""The papers' tables on the command line: sweep runs what a table lacks. Heavy modules are imported inside."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bespoke.cli import progress
+from bespoke.errors import UserError, visible
+
+Results = Annotated[Path, typer.Option(help="Folder of the results.")]
+
+
+def sweep(
+    table: Annotated[list[str], typer.Argument(help="Tables or figures: names that bespoke list tables shows.")],
+    methods: Annotated[list[str] | None, typer.Option(metavar="NAME...", help="Only these rows.")] = None,
+    cells: Annotated[list[str] | None, typer.Option(metavar="ID...", help="Only these columns.")] = None,
+    seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Seeds to run; default 0.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")] = 1,
+    budget: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Save and stop before this time is over.")
+    ] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Try all of it: random rows, few clients, two rounds; nothing is kept.")
+    ] = False,
+    results: Results = Path("results"),
+    work: Annotated[Path, typer.Option(help="Folder of the runs until their results are written.")] = Path(
+        "runs/sweeps"
+    ),
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    precision: Annotated[str, typer.Option(help="As for run.")] = "auto",
+    dry: Annotated[bool, typer.Option("--dry", help="Only say what would be run.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run the cells of a table that have no result yet; finished ones are skipped, half-done ones resumed."""
+    from bespoke.tables import plan, spec
+    from bespoke.tables.sweep import place_at
+    from bespoke.tables.sweep import sweep as carry_out
+    from bespoke.tables.tiny import tiny as as_tiny
+
+    read = [spec.find(name) for name in dict.fromkeys(table)]
+    entries = [entry for each in read for entry in plan.chosen(each, methods or (), cells or ())]
+    if not entries:
+        raise UserError(f"{', '.join(each.name for each in read)}: nothing of this is run; see bespoke table")
+    wanted = plan.jobs(entries, dict.fromkeys(seeds or [0]))
+    with ExitStack() as held:
+        if tiny:
+            scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bespoke-tiny-")))
+            results, work = scratch / "results", scratch / "work"
+            wanted = [as_tiny(job) for job in wanted]
+        if dry:
+            _print_plan(plan.unfinished(wanted, results), results)
+            return
+        place = place_at(results, work, device, precision)
+        stopped = held.enter_context(progress.stopping())
+        show = held.enter_context(_shown(quiet or as_json))
+        begin = time.monotonic()
+        state = carry_out(wanted, place, processes=jobs, budget=budget, stopped=stopped, show=show)
+    seconds = time.monotonic() - begin
+    _print_end(state, seconds, as_json)
+    if state.interrupted:
+        raise typer.Exit(stopped.code)
+    if state.failed:
+        raise typer.Exit(1)
+
+
+def _print_plan(left: list[Any], root: Path) -> None:
+    """Print what is left, and how long it may take."""
+    from bespoke.tables import results
+    from bespoke.tables.plan import Clock
+
+    clock = Clock(results.everything(root))
+    for job in left:
+        guess = clock.guess(job)
+        about = "never measured" if guess is None else f"about {guess:.0f} s"
+        names = ", ".join(entry.id for entry in job.entries)
+        print(visible(f"{job.experiment.algorithm_name}, seed {job.experiment.seed}: {names}: {about}"))
+    print(f"{len(left)} trainings for {sum(len(job.entries) for job in left)} cells")
+
+
+def _print_end(state: Any, seconds: float, as_json: bool) -> None:
+    """Print how a sweep ended."""
+    elsewhere = sum(len(job.entries) for job in state.elsewhere)
+    if as_json:
+        failed = [{"cells": [entry.id for entry in job.entries], "error": why} for job, why in state.failed]
+        told = {"cells": state.total, "done": state.done, "before": state.before, "adopted": state.adopted}
+        print(json.dumps(told | {"failed": failed, "elsewhere": elsewhere, "left": state.left, "seconds": seconds}))
+        return
+    for job, why in state.failed:
+        print(visible(f"failed: {', '.join(entry.id for entry in job.entries)}: {why}"), file=sys.stderr)
+    parts = [f"{state.done} of {state.total} cells have a result"]
+    parts += [f"{state.before} had one before"] if state.before else []
+    parts += [f"{state.adopted} were taken from other tables"] if state.adopted else []
+    parts += [f"{elsewhere} are run by another sweep"] if elsewhere else []
+    if state.left:
+        why = "interrupted" if state.interrupted else "out of time"
+        parts.append(f"{state.left} left ({why}, all saved: run the same command again)")
+    print("; ".join([*parts, f"{seconds:.0f} s"]))
+
+
+@contextmanager
+def _shown(quiet: bool) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that shows a sweep's state: one line that changes, or a line now and then in a log."""
+    last = [0.0, -1.0]
+
+    def text(state: Any) -> str:
+        running = ", ".join(f"{job.title} {share:.0%}" for job, share in state.running.values())
+        left = "" if state.seconds_left is None else f"; about {_duration(state.seconds_left)} left"
+        failed = f", {len(state.failed)} failed" if state.failed else ""
+        return visible(f"{state.done} of {state.total} cells{failed}; {running or 'nothing running'}{left}")
+
+    def line(state: Any) -> None:
+        now, done = time.monotonic(), float(len(state.finished) + len(state.failed))
+        if now - last[0] >= 10.0 or done != last[1]:
+            last[:] = [now, done]
+            print(text(state), file=sys.stderr, flush=True)
+
+    if quiet:
+        yield lambda state: None
+    elif not sys.stderr.isatty():
+        yield line
+    else:
+        from rich.console import Console
+
+        with Console(stderr=True).status("starting") as status:
+            yield lambda state: status.update(text(state))
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds as people say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

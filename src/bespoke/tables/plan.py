@@ -1,0 +1,169 @@
+"""What a table needs: which trainings, how much of them is done, and how long the rest may take."""
+
+import dataclasses
+import hashlib
+import json
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError
+from bespoke.registry import closest
+from bespoke.runs.experiment import Experiment, from_tables, load
+from bespoke.tables import results
+from bespoke.tables.results import Result
+from bespoke.tables.spec import Entry, Table
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training, and the entries that are read from it."""
+
+    experiment: Experiment
+    source: str  # of the method's settings
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the full settings: trainings with the same key are the same."""
+        return hashlib.sha256(json.dumps(self.experiment.tables(), sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def title(self) -> str:
+        """What is trained, in a few words."""
+        return f"{self.entries[0].id}, seed {self.experiment.seed}"
+
+
+def experiment_of(entry: Entry, seed: int) -> tuple[Experiment, str]:
+    """Return the experiment that an entry is read from, and the source of its method's settings."""
+    if entry.base is None:
+        raise UserError(f"{entry.table}: cell {entry.id} is not run")
+    try:
+        return load(entry.base, entry.algorithm, entry.overrides(seed), seed)
+    except UserError as error:
+        raise UserError(f"{entry.table}: cell {entry.id}: {error}") from None
+
+
+def chosen(table: Table, methods: Collection[str] = (), cells: Collection[str] = ()) -> list[Entry]:
+    """Return the entries that are run, of some rows (by id or by the method's name) and of some cells."""
+    known = {name for row in table.rows for name in (row.id, row.algorithm or row.id)}
+    for what, given, there in (("method", methods, known), ("cell", cells, {cell.id for cell in table.cells})):
+        for name in given:
+            if name not in there:
+                raise UserError(f"{table.name} has no {what} {name!r}{closest(name, there)}; it has {', '.join(there)}")
+    return [
+        entry
+        for entry in table.entries
+        if entry.runs
+        and (not methods or {entry.row.id, entry.algorithm} & {*methods})
+        and (not cells or entry.cell.id in cells)
+    ]
+
+
+def jobs(entries: Iterable[Entry], seeds: Iterable[int]) -> list[Job]:
+    """Return the trainings that entries need: one for all that differ only in what is read from the trained run."""
+    found: dict[str, Job] = {}
+    for entry in entries:
+        for seed in seeds:
+            job = Job(*experiment_of(entry, seed), (entry,))
+            if job.key in found:
+                job = dataclasses.replace(job, entries=(*found[job.key].entries, entry))
+            found[job.key] = job
+    return list(found.values())
+
+
+def answers(result: Result | None, job: Job, entry: Entry) -> bool:
+    """Return whether a result is what this entry of the job would give: same settings, same reading."""
+    if result is None or not result.done:
+        return False
+    told = result.content
+    read = told["evaluate"] == list(entry.cell.evaluate) and told["selection"] == entry.selection
+    return (
+        read
+        and told["view"] in (entry.view, told["headline"] if not entry.view else entry.view)
+        and (not entry.cell.probe or entry.cell.probe in told.get("probe", {}))
+        and same_settings(told["settings"], job.experiment)
+    )
+
+
+def same_settings(told: dict[str, Any], experiment: Experiment) -> bool:
+    """Return whether recorded settings are those of an experiment; settings that are newer have their defaults."""
+    try:
+        return from_tables(told, "result", experiment.method).tables() == experiment.tables()
+    except UserError:
+        return False  # a setting that is no more
+
+
+def unfinished(jobs: Iterable[Job], root: Path) -> list[Job]:
+    """Return the jobs with the entries that have no result yet."""
+    left = [dataclasses.replace(job, entries=tuple(_lacking(job, root))) for job in jobs]
+    return [job for job in left if job.entries]
+
+
+def _lacking(job: Job, root: Path) -> list[Entry]:
+    seed = job.experiment.seed
+    return [entry for entry in job.entries if not answers(results.of(root, entry).get(seed), job, entry)]
+
+
+def adopt(jobs: Iterable[Job], root: Path) -> int:
+    """Give entries the results that another table has of the same training and reading; return how many."""
+    known: dict[tuple[str, int], list[Result]] = {}
+    for result in results.everything(root):
+        known.setdefault((result.content["settings"]["algorithm"]["name"], result.seed), []).append(result)
+    count = 0
+    for job in jobs:
+        for entry in job.entries:
+            others = known.get((job.experiment.algorithm_name, job.experiment.seed), [])
+            same = next((other for other in others if answers(other, job, entry)), None)
+            if same is not None:
+                about = {"table": entry.table, "cell": entry.id, "adopted_from": _name(same)}
+                results.write(root, entry, same.content | about)
+                count += 1
+    return count
+
+
+def _name(result: Result) -> str:
+    return result.content.get("adopted_from") or f"{result.content['table']}:{result.content['cell']}"
+
+
+# --- how long -------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Guesses a training's seconds: those of its kind before, else a typical one of its file times its method's ratio.
+
+    All is learned from results, of this sweep and of earlier ones.
+    """
+
+    def __init__(self, known: Iterable[Result] = ()) -> None:
+        """Learn from results."""
+        self._seconds: dict[tuple[str, str], list[float]] = {}  # by file and method
+        for result in known:
+            if not result.content.get("adopted_from"):
+                self.learn(_file_of(result), result.content["settings"]["algorithm"]["name"], result.content["seconds"])
+
+    def learn(self, base: str, method: str, seconds: float) -> None:
+        """Note how long a training took."""
+        self._seconds.setdefault((base, method), []).append(seconds)
+
+    def guess(self, job: Job) -> float | None:
+        """Return the seconds that a job may take; None if nothing like it has run."""
+        base, method = str(job.entries[0].cell.base), job.experiment.algorithm_name
+        if (base, method) in self._seconds:
+            return statistics.median(self._seconds[base, method])
+        ratio = self._typical([key for key in self._seconds if key[1] == method])
+        of_base = self._typical([key for key in self._seconds if key[0] == base])
+        overall = self._typical(list(self._seconds))
+        if of_base is not None:
+            return of_base * (ratio / overall if ratio and overall else 1.0)
+        return ratio or overall
+
+    def _typical(self, keys: Sequence[tuple[str, str]]) -> float | None:
+        return statistics.fmean(statistics.median(self._seconds[key]) for key in keys) if keys else None
+
+
+def _file_of(result: Result) -> str:
+    return str(result.content.get("base", ""))

@@ -1,0 +1,175 @@
+"""Result files: what a run gave for one cell of a table and one seed, as small JSON files that are kept for good."""
+
+import ast
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bespoke
+from bespoke.errors import UserError
+from bespoke.files import write_atomic
+from bespoke.report.groups import members
+from bespoke.report.metrics import Aggregates, Scores, aggregate
+from bespoke.tables.spec import Entry
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result file."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def done(self) -> bool:
+        """Whether the run came to its end; otherwise ``content["error"]`` says why not."""
+        return self.content["status"] == "done"
+
+    @property
+    def seed(self) -> int:
+        """The seed, which decides the partition too."""
+        return int(self.content["seed"])
+
+    @property
+    def identity(self) -> str:
+        """A hash of what was run and what was read from it."""
+        return identity(self.content["settings"], self.content["evaluate"], self.content["view"])
+
+    @property
+    def same_source(self) -> bool:
+        """Whether the method's source is still the one that gave this result."""
+        told = self.content["source"]
+        return told["method"] is None or told["method"] == source_hash(tuple(told["modules"]))
+
+    def scores(self, metric: str = "", group: str = "all") -> Scores:
+        """Return the clients of a group, such as "new" or "train:noise", by a recorded metric."""
+        clients, metric = self.content["clients"], metric or self.content["metric"]
+        if metric not in clients["metrics"]:
+            raise UserError(f"{self.path} holds no {metric}; it has {', '.join(clients['metrics'])}")
+        keep = members(group, clients["group"], clients["condition"], str(self.path))
+        own = [i for i, there in enumerate(keep) if there]
+        pairs = clients["metrics"][metric]
+        names, rows = ([clients[key][i] for i in own] for key in ("client", "rows"))
+        return Scores.of(names, rows, [(pairs["sum"][i], pairs["weight"][i]) for i in own])
+
+    def aggregates(self, metric: str = "", group: str = "all") -> Aggregates:
+        """Return all statistics of a metric over the clients of a group, in the metric's own scale."""
+        return aggregate(self.scores(metric, group), self.content["higher"][metric or self.content["metric"]])
+
+    def value(self, entry: Entry) -> float | None:
+        """Return the number that the entry asks for, in the metric's own scale."""
+        found = getattr(self.aggregates(entry.metric, entry.group), entry.statistic)
+        return None if found is None else float(found)
+
+
+def identity(settings: dict[str, Any], evaluate: Sequence[str], view: str) -> str:
+    """Return a hash of a run's full settings, the overrides it was evaluated with, and the view."""
+    told = json.dumps([settings, list(evaluate), view], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def place(root: Path, entry: Entry) -> Path:
+    """Return the folder of an entry's results."""
+    return root / entry.table / entry.cell.id / entry.row.id
+
+
+def read(path: Path) -> Result:
+    """Read a result file."""
+    try:
+        content = json.loads(path.read_bytes())
+        sound = isinstance(content, dict) and {"status", "seed", "settings", "evaluate", "view"} <= content.keys()
+    except ValueError:
+        sound = False
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if not sound:
+        raise UserError(f"{path}: is no result of a table: remove it, and sweep again")
+    return Result(path, content)
+
+
+def of(root: Path, entry: Entry) -> dict[int, Result]:
+    """Return an entry's results by seed, those that failed included."""
+    found = (read(path) for path in place(root, entry).glob("*.json") if path.stem.isdigit())
+    return dict(sorted((result.seed, result) for result in found))
+
+
+def tries(root: Path, entry: Entry) -> list[Result]:
+    """Return results that the entry once had, with other settings than those of today's table."""
+    return [read(path) for path in sorted(place(root, entry).glob("*-*.json"))]
+
+
+def everything(root: Path) -> Iterator[Result]:
+    """Yield every result under a folder that came to its end."""
+    for path in sorted(root.glob("*/*/*/*/*.json")):
+        found = read(path)
+        if found.done:
+            yield found
+
+
+def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
+    """Write a result whole or not at all; a finished one with other settings is kept beside it, as a try."""
+    folder = place(root, entry)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{content['seed']}.json"
+    own = identity(content["settings"], content["evaluate"], content["view"])
+    if path.exists() and (old := read(path)).done and old.identity != own:
+        os.replace(path, folder / f"{old.seed}-{old.identity}.json")
+    exact = {key: value if key == "settings" else _rounded(value) for key, value in content.items()}
+    lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in exact.items()]
+    write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    return path
+
+
+def _rounded(value: Any) -> Any:
+    """Return plain values with floats of seven digits, which is what a float32 holds; NaN and inf become None."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float):
+        return None if not np.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
+    return value
+
+
+# --- the method's source --------------------------------------------------------------------------------------------
+
+
+def modules_of(module: str) -> list[str]:
+    """Return a method's module and the modules of shared mathematics that it imports."""
+    path = _file(module)
+    if path is None:
+        return []
+    found = [module]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "bespoke.maths":
+            found += [f"bespoke.maths.{name.name}" for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("bespoke.maths."):
+            found.append(str(node.module))
+    return sorted(set(found))
+
+
+@cache
+def source_hash(modules: tuple[str, ...]) -> str | None:
+    """Return a hash of the modules' code without comments; None if one of them is not part of this package."""
+    digest = hashlib.sha256()
+    for module in modules:
+        path = _file(module)
+        if path is None or not path.is_file():
+            return None
+        digest.update(ast.dump(ast.parse(path.read_text(encoding="utf-8"))).encode())
+    return digest.hexdigest()[:12] if modules else None
+
+
+def _file(module: str) -> Path | None:
+    first, *rest = module.split(".")
+    return Path(bespoke.__file__).parent.joinpath(*rest).with_suffix(".py") if first == "bespoke" and rest else None

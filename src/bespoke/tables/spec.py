@@ -1,0 +1,302 @@
+"""A paper's table or figure as a file: its methods, its cells, and the published numbers beside them."""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError, shown
+from bespoke.files import experiments_folder, read_toml
+from bespoke.registry import closest
+from bespoke.report.metrics import Aggregates
+from bespoke.report.summary import SELECTIONS
+
+KINDS = ("run", "derived", "benchmark")
+STATISTICS = tuple(f.name for f in dataclasses.fields(Aggregates) if f.name not in ("clients", "excluded"))
+_ID = re.compile(r"[a-z0-9][a-z0-9_.+-]*")
+_READ = ("view", "group", "metric", "statistic", "selection")  # how a number is read from a run
+
+Settings = tuple[str, ...]  # overrides, "table.key=value"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of a table, with its own settings in every cell."""
+
+    id: str
+    label: str = ""
+    algorithm: str = ""  # the id by default
+    set: Settings = ()
+    best_of: tuple[str, ...] = ()  # other rows: in each cell the best of them, chosen on test rows; nothing is run
+    view: str = ""
+    group: str = ""
+    metric: str = ""
+    statistic: str = ""
+    selection: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A column of a table: one setting for all its rows, and what the paper prints there."""
+
+    id: str
+    label: str = ""
+    kind: str = "run"
+    base: str = ""  # the run file
+    set: Settings = ()
+    by_seed: Mapping[str, int] = field(default_factory=dict)  # settings to which the seed is added
+    rows: tuple[str, ...] = ()  # all by default
+    evaluate: Settings = ()  # overrides for evaluating the trained run once more
+    probe: str = ""  # what else to take from the run
+    view: str = ""
+    group: str = ""
+    metric: str = ""
+    statistic: str = ""
+    selection: str = ""
+    stand_in: str = ""  # in words, where the data are not the paper's
+    missing: str = ""  # in words, where the data are not at hand
+    published: Mapping[str, float] = field(default_factory=dict)  # by row
+    deviation: Mapping[str, float] = field(default_factory=dict)  # over repetitions, by row
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings of one row here
+    how: str = ""  # what a derived cell or a benchmark computes
+    of: tuple[str, ...] = ()  # the cells that it is derived from, "CELL" or "TABLE:CELL"
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # [cell.from]: other rows, by row
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table: a row of a cell, with all that decides how it is obtained."""
+
+    table: str
+    cell: Cell
+    row: Row
+    base: Path | None  # the run file; None where nothing is run
+    view: str  # "" is the method's headline
+    group: str
+    metric: str  # "" is the run's headline
+    statistic: str
+    selection: str
+
+    @property
+    def id(self) -> str:
+        """Its place in the table, "CELL/ROW"."""
+        return f"{self.cell.id}/{self.row.id}"
+
+    @property
+    def algorithm(self) -> str:
+        """The method's name."""
+        return self.row.algorithm or self.row.id
+
+    @property
+    def runs(self) -> bool:
+        """Whether a run gives this number."""
+        return self.cell.kind == "run" and not self.cell.missing and not self.row.best_of
+
+    @property
+    def published(self) -> float | None:
+        """The paper's number."""
+        return self.cell.published.get(self.row.id)
+
+    @property
+    def deviation(self) -> float | None:
+        """The paper's standard deviation over repetitions."""
+        return self.cell.deviation.get(self.row.id)
+
+    def overrides(self, seed: int) -> list[str]:
+        """Return the settings that differ from those of the run file and the method's preset."""
+        own = self.cell.methods.get(self.row.id, {}).get("set", ())
+        by_seed = [f"{key}={number + seed}" for key, number in self.cell.by_seed.items()]
+        return [*self.cell.set, *by_seed, *self.row.set, *own]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or a figure of a paper."""
+
+    name: str  # "pfedfda/t2"
+    path: Path
+    paper: str
+    source: str  # "Table 2"
+    title: str
+    about: str = ""
+    kind: str = "table"
+    figure: str = ""  # the function that draws it
+    options: Mapping[str, Any] = field(default_factory=dict)  # of that function
+    statistic: str = "pooled"
+    selection: str = "last"
+    published_over: str = ""
+    rows: tuple[Row, ...] = ()
+    cells: tuple[Cell, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The paper's folder of run files."""
+        return self.path.parents[1]
+
+    @property
+    def doc(self) -> str:
+        """One line that says what it is."""
+        return f"{self.paper}, {self.source}: {self.title}"
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every row of every cell, cell after cell."""
+        rows = {row.id: row for row in self.rows}
+        return tuple(self._entry(cell, rows[id]) for cell in self.cells for id in cell.rows or rows)
+
+    def entry(self, id: str) -> Entry:
+        """Return the entry at "CELL/ROW"."""
+        for entry in self.entries:
+            if entry.id == id:
+                return entry
+        raise UserError(f"{self.name} has no cell {shown(id)}{closest(id, [e.id for e in self.entries])}")
+
+    def _entry(self, cell: Cell, row: Row) -> Entry:
+        own, told = cell.methods.get(row.id, {}), {"statistic": self.statistic, "selection": self.selection}
+        parts = {n: own.get(n) or getattr(row, n) or getattr(cell, n) or told.get(n, "") for n in _READ}
+        parts["group"] = parts["group"] or "all"
+        return Entry(self.name, cell, row, _run_file(self.path, cell.base) if cell.base else None, **parts)
+
+
+def listed() -> dict[str, Path]:
+    """Return the files of all shipped tables and figures by name."""
+    root = experiments_folder()
+    found = sorted(root.glob("*/tables/*.toml"), key=lambda path: (path.parents[1].name, _order(path.stem)))
+    return {f"{path.parents[1].name}/{path.stem}": path for path in found}
+
+
+def _order(name: str) -> tuple[bool, str, int, str]:
+    """Sort tables before figures, and t10 after t9."""
+    found = re.fullmatch(r"([a-z_]+?)(\d*)([a-z]*)", name)
+    letters, number, rest = found.groups() if found else (name, "", "")
+    return letters != "t", letters, int(number or 0), rest
+
+
+def find(name: str) -> Table:
+    """Return a shipped table by its name, or one by the path of its file."""
+    known = listed()
+    if name in known:
+        return read(known[name])
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return read(path)
+    raise UserError(f"there is no table {shown(name)}{closest(name, known)}; bespoke list tables shows them")
+
+
+def read(path: Path) -> Table:
+    """Read a table's file; refuse what cannot be one in a sentence that names the place."""
+    try:
+        tables = read_toml(path, levels=6)  # [cell.methods.ROW] set = [...]
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be a table: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    rows = tuple(_part(Row, row, f"{path}: [[row]]") for row in _list(tables.pop("row", []), f"{path}: row"))
+    cells = tuple(_part(Cell, cell, f"{path}: [[cell]]") for cell in _list(tables.pop("cell", []), f"{path}: cell"))
+    name = f"{path.resolve().parents[1].name}/{path.stem}"
+    known = {f.name for f in dataclasses.fields(Table)} - {"name", "path", "rows", "cells"}
+    _check_keys(tables, known, str(path))
+    if lacking := {"paper", "source", "title"} - tables.keys():
+        raise UserError(f"{path}: has no {min(lacking)}: add it")
+    table = Table(name=name, path=path.resolve(), rows=rows, cells=cells, **tables)
+    _check(table)
+    return table
+
+
+def _part(kind: type, values: Any, where: str) -> Any:
+    """Return a row or a cell from its table."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where} must be a table, not {shown(values)}")
+    values = {"sources" if key == "from" else key: value for key, value in values.items()}
+    id = values.get("id")
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise UserError(f"{where}: id must be lower-case letters, digits and _.+-, not {shown(id)}")
+    where = f"{where} {id}"
+    fields = {f.name: f.type for f in dataclasses.fields(kind)}
+    _check_keys(values, fields, where)
+    return kind(**{key: _value(value, key, fields[key], f"{where}: {key}") for key, value in values.items()})
+
+
+def _value(value: Any, key: str, kind: Any, where: str) -> Any:
+    """Return a value as its field has it: a string, a tuple of strings, or a table."""
+    if kind is str:
+        return _of(value, str, where, "a string")
+    if key == "of" and isinstance(value, str):
+        value = [value]
+    if kind in (Settings, tuple[str, ...]):
+        return tuple(_of(each, str, where, "a list of strings") for each in _list(value, where))
+    table = _of(value, dict, where, "a table")
+    if key in ("published", "deviation"):
+        return {row: float(_of(number, int | float, f"{where}.{row}", "a number")) for row, number in table.items()}
+    if key == "sources":
+        return {row: (cells,) if isinstance(cells, str) else tuple(cells) for row, cells in table.items()}
+    if key == "by_seed":
+        return {name: _of(number, int, f"{where}.{name}", "a whole number") for name, number in table.items()}
+    for row, own in table.items():  # methods
+        _check_keys(_of(own, dict, f"{where}.{row}", "a table"), ("set", *_READ), f"{where}.{row}")
+    return table
+
+
+def _of(value: Any, kind: Any, where: str, words: str) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(f"{where} must be {words}, not {shown(value)}")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    return _of(value, list, where, "a list")
+
+
+def _check_keys(values: Mapping[str, Any], known: Any, where: str) -> None:
+    for key in values:
+        if key not in known:
+            raise UserError(f"{where}: unknown key {shown(key)}{closest(key, known)}; allowed are {', '.join(known)}")
+
+
+def _check(table: Table) -> None:
+    """Refuse a table whose parts do not fit each other."""
+    where, rows = str(table.path), [row.id for row in table.rows]
+    for what, ids in (("rows", rows), ("cells", [cell.id for cell in table.cells])):
+        if twice := [id for id in ids if ids.count(id) > 1]:
+            raise UserError(f"{where}: two {what} have the id {twice[0]!r}: give each its own")
+    for row in table.rows:
+        for other in row.best_of:
+            _check_choice(other, rows, f"{where}: row {row.id}: best_of")
+    _check_choice(table.kind, ("table", "figure"), f"{where}: kind")
+    if table.kind == "figure" and not table.figure:
+        raise UserError(f"{where}: a figure names the function that draws it: add figure = ...")
+    for cell in table.cells:
+        own = f"{where}: cell {cell.id}"
+        _check_choice(cell.kind, KINDS, f"{own}: kind")
+        for key in ("rows", "published", "deviation", "methods", "sources"):
+            for row in getattr(cell, key):
+                _check_choice(row, rows, f"{own}: {'from' if key == 'sources' else key}")
+        if unlisted := set(cell.published).difference(cell.rows or rows):
+            raise UserError(f"{own}: published has {min(unlisted)}, which is not in rows: add it there")
+        if cell.kind == "run" and not cell.missing and not cell.base:
+            raise UserError(f"{own}: names no run file: add base = ..., or say why it is missing")
+        if cell.base and not _run_file(table.path, cell.base).is_file():
+            raise UserError(f"{own}: there is no run file {cell.base}")
+        if cell.kind != "run" and not cell.how and not cell.missing:
+            raise UserError(f"{own}: does not say how it is computed: add how = ...")
+    for entry in table.entries:
+        own = f"{where}: cell {entry.id}"
+        _check_choice(entry.statistic, STATISTICS, f"{own}: statistic")
+        _check_choice(entry.selection, tuple(SELECTIONS), f"{own}: selection")
+
+
+def _check_choice(value: str, known: Sequence[str], where: str) -> None:
+    if value not in known:
+        raise UserError(f"{where}: {shown(value)} is none of {', '.join(known)}{closest(value, known)}")
+
+
+def _run_file(path: Path, base: str) -> Path:
+    """Return a run file: beside the paper's tables, or with a slash from the folder of experiments."""
+    folder = path.parents[2] if "/" in base else path.parents[1]
+    return folder / f"{base}.toml"

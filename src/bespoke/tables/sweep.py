@@ -1,0 +1,193 @@
+"""Run what a table lacks: several processes, the longest trainings first, until all is done or the time is over."""
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from bespoke.errors import UserError
+from bespoke.tables import results, worker
+from bespoke.tables.plan import Clock, Job, adopt, unfinished
+from bespoke.tables.worker import Place
+
+_RESERVE = 2.0  # seconds before the end of a budget in which a round may end and a checkpoint be written
+_TICK = 0.5  # seconds between looks at the clock
+
+
+@dataclass
+class State:
+    """How far a sweep is, for whoever shows it."""
+
+    total: int = 0  # entries that a result is wanted for
+    before: int = 0  # entries that had one
+    adopted: int = 0  # entries whose result another table had
+    finished: list[Job] = field(default_factory=list)
+    failed: list[tuple[Job, str]] = field(default_factory=list)  # with the sentence
+    elsewhere: list[Job] = field(default_factory=list)  # another sweep is at it
+    waiting: list[Job] = field(default_factory=list)
+    running: dict[str, tuple[Job, float]] = field(default_factory=dict)  # by key: the share that is done
+    seconds_left: float | None = None  # a guess; None if nothing like it has run
+    out_of_time: bool = False
+    interrupted: bool = False
+
+    @property
+    def done(self) -> int:
+        """Entries that have a result."""
+        return self.before + self.adopted + count(self.finished)
+
+    @property
+    def left(self) -> int:
+        """Entries that nobody is at any more."""
+        return count(self.waiting) + count([job for job, _ in self.running.values()])
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    job: Job | None = None
+
+
+def sweep(
+    jobs: Sequence[Job],
+    place: Place,
+    *,
+    processes: int = 1,
+    budget: float | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    show: Callable[[State], None] = lambda state: None,
+) -> State:
+    """Carry out what the jobs lack; return how it ended.
+
+    ``budget`` is in seconds: shortly before its end the running trainings are told to save and stop, and at its end
+    they are ended. ``stopped()`` ends the sweep in the same way, after the round. ``show(state)`` is called now and
+    then.
+    """
+    deadline = None if budget is None else time.monotonic() + budget
+    left, total = unfinished(jobs, place.root), count(jobs)
+    state = State(total=total, before=total - count(left), adopted=adopt(left, place.root))
+    clock = Clock(results.everything(place.root))
+    state.waiting = _longest_first(unfinished(left, place.root), clock)
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    workers: list[_Worker] = []
+
+    def start() -> _Worker:
+        here, there = context.Pipe()
+        process = context.Process(target=worker.main, args=(there, place, stop), daemon=True)
+        process.start()
+        there.close()
+        return _Worker(process, here)
+
+    try:
+        while True:
+            now = time.monotonic()
+            state.interrupted = state.interrupted or stopped()
+            state.out_of_time = deadline is not None and now > deadline - _RESERVE
+            if state.interrupted or state.out_of_time:
+                stop.set()
+            if deadline is not None and now > deadline:
+                break
+            for each in workers:
+                if each.job is None and state.waiting and not stop.is_set():
+                    _give(each, state)
+            while len(workers) < processes and state.waiting and not stop.is_set():
+                workers.append(start())
+                _give(workers[-1], state)
+            state.seconds_left = _seconds_left(state, clock, processes)
+            show(state)
+            busy = [each for each in workers if each.job is not None]
+            if not busy:
+                break
+            ready = wait([each.pipe for each in busy], timeout=_TICK)
+            for each in busy:
+                if each.pipe in ready and not _heard(each, state, clock, place.root):
+                    workers.remove(each)
+    finally:
+        _end(workers)
+    return state
+
+
+def count(jobs: Sequence[Job]) -> int:
+    """Return the number of entries."""
+    return sum(len(job.entries) for job in jobs)
+
+
+def _longest_first(jobs: Sequence[Job], clock: Clock) -> list[Job]:
+    """Return the jobs by their guessed seconds; those about which nothing is known come first."""
+    guesses = {job.key: clock.guess(job) for job in jobs}
+    return sorted(jobs, key=lambda job: -(guesses[job.key] or float("inf")))
+
+
+def _give(each: _Worker, state: State) -> None:
+    each.job = state.waiting.pop(0)
+    state.running[each.job.key] = each.job, 0.0
+    with contextlib.suppress(BrokenPipeError):  # its end is noticed by whoever listens
+        each.pipe.send(each.job)
+
+
+def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
+    """Take in what a worker says; return whether it lives on."""
+    job = each.job
+    assert job is not None  # only busy workers are listened to
+    try:
+        what, told = each.pipe.recv()
+    except (EOFError, OSError):
+        each.process.join()
+        code = each.process.exitcode or 0
+        sentence = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"
+        worker.fail(job, root, sentence)
+        what, told = worker.FAILED, sentence
+    if what == worker.PROGRESS:
+        state.running[job.key] = job, told[0] / told[1]
+        return True
+    del state.running[job.key]
+    each.job = None
+    if what == worker.FAILED:
+        state.failed.append((job, told))
+        each.process.join(timeout=0.2)  # it ends by itself, unless only the reading failed
+        return each.process.is_alive()
+    if what == worker.DONE:
+        state.finished.append(job)
+        clock.learn(str(job.entries[0].cell.base), job.experiment.algorithm_name, told)
+    elif what == worker.ELSEWHERE:
+        state.elsewhere.append(job)
+    else:
+        state.waiting.insert(0, job)
+    return True
+
+
+def _seconds_left(state: State, clock: Clock, processes: int) -> float | None:
+    """Guess how long the rest takes."""
+    rest = [(job, 1.0) for job in state.waiting] + [(job, 1.0 - share) for job, share in state.running.values()]
+    guesses = [clock.guess(job) for job, _ in rest]
+    known = [guess for guess in guesses if guess is not None]
+    if not known:
+        return None if rest else 0.0
+    typical = sum(known) / len(known)
+    return sum((guess or typical) * part for guess, (_, part) in zip(guesses, rest, strict=True)) / processes
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """End all workers: idle ones when their pipe closes, others at once."""
+    for each in workers:
+        each.pipe.close()
+    for each in workers:
+        each.process.join(timeout=0 if each.job is not None else 2.0)
+        if each.process.is_alive():
+            each.process.kill()
+        each.process.join()
+
+
+def place_at(root: Path, work: Path, device: str, precision: str) -> Place:
+    """Return where to write, after checking that it can be written there."""
+    for folder in (root, work):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another one") from None
+    return Place(root, work, device, precision)

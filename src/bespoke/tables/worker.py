@@ -1,0 +1,160 @@
+"""A process that carries out one training after another, and writes the results of the cells it serves."""
+
+import contextlib
+import gc
+import multiprocessing
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError, reason
+from bespoke.tables.plan import Job, unfinished
+
+DONE, STOPPED, ELSEWHERE = "done", "stopped", "elsewhere"
+PROGRESS, FAILED = "progress", "failed"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep writes and computes."""
+
+    root: Path  # of the results
+    work: Path  # of the runs, until their results are written
+    device: str = "auto"
+    precision: str = "auto"
+    backend: str = "auto"
+    checkpoint_every: int = 10
+
+
+class Busy(Exception):
+    """Another process is at the same training."""
+
+
+class Unread(Exception):
+    """The training came to its end, but not every cell could be read from it."""
+
+
+def main(pipe: Connection, place: Place, stop: Event) -> None:
+    """Carry out the jobs that come through a pipe, until it is closed or a job fails.
+
+    After a failure the process ends, since a broken device or a full memory would spoil the next job as well.
+    """
+    import torch
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # the sweep hears them too, and says so by ``stop``
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+
+    def stopping() -> bool:
+        return stop.is_set() or parent is None or not parent.is_alive()
+
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            job: Job = pipe.recv()
+            begin = time.monotonic()
+            try:
+                how = carry_out(job, place, stopping, lambda done, rounds: pipe.send((PROGRESS, (done, rounds))))
+            except (EOFError, BrokenPipeError):
+                raise
+            except Busy:
+                how = ELSEWHERE
+            except Unread as error:
+                pipe.send((FAILED, str(error)))
+                continue
+            except Exception as error:
+                fail(job, place.root, _sentence(error))
+                pipe.send((FAILED, _sentence(error)))
+                raise SystemExit(1) from None
+            pipe.send((how, time.monotonic() - begin))
+            gc.collect()
+
+
+def carry_out(job: Job, place: Place, stop: Callable[[], bool], told: Callable[[int, int], None]) -> str:
+    """Train, or go on training, and write a result for each entry; return how it ended.
+
+    The run's folder is scratch: it is removed once all results are written, and begun again if it cannot be resumed.
+    """
+    from bespoke.runs.lock import FolderLock
+
+    folder = place.work / job.key
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FolderLock(folder)
+    except UserError as error:
+        raise Busy from error
+    with contextlib.closing(lock):
+        left = unfinished([job], place.root)
+        if not left:  # another sweep has finished it meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            return ELSEWHERE
+        run = _trained(left[0], place, folder / "run", stop, told)
+        if run.summary["rounds"] < job.experiment.training.rounds and stop():
+            return STOPPED
+        failed = _write(left[0], place.root, run, run.summary["seconds"])
+        shutil.rmtree(folder, ignore_errors=True)
+    if failed:
+        raise Unread("; ".join(dict.fromkeys(failed)))
+    return DONE
+
+
+def _trained(job: Job, place: Place, folder: Path, stop: Callable[[], bool], told: Callable[[int, int], None]) -> Any:
+    """Run or resume the experiment."""
+    from bespoke.runs import api
+
+    def once() -> Any:
+        return api.run(
+            job.experiment,
+            folder,
+            resume=True,
+            device=place.device,
+            precision=place.precision,
+            backend=place.backend,
+            checkpoint_every=place.checkpoint_every,
+            stop=stop,
+            callbacks=[lambda event: told(event.round, event.rounds)],
+            about={"settings_from": job.source},
+        )
+
+    try:
+        return once()
+    except UserError:
+        if not folder.exists() or not any(folder.iterdir()):
+            raise
+        shutil.rmtree(folder)  # damaged, or of older code: a training may always begin again
+        return once()
+
+
+def _write(job: Job, root: Path, run: Any, seconds: float) -> list[str]:
+    """Write every entry's result, also that one could not be read, and return the sentences of those."""
+    from bespoke.tables import reading, results
+
+    failed = []
+    for entry in job.entries:
+        try:
+            content = reading.result(job, entry, run, run, seconds)
+        except UserError as error:
+            content = reading.failure(job, entry, str(error))
+            failed.append(str(error))
+        results.write(root, entry, content)
+    return failed
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error in a line: a user's mistake as it is, any other with its type."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {reason(error)}"
+
+
+def fail(job: Job, root: Path, sentence: str) -> None:
+    """Record for every entry that has no result why there is none."""
+    from bespoke.tables import reading, results
+
+    for left in unfinished([job], root):
+        for entry in left.entries:
+            results.write(root, entry, reading.failure(replace(job, entries=(entry,)), entry, sentence))

@@ -1,0 +1,285 @@
+"""A sweep: one training for several cells, results that are whole or not there, and nothing run twice."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_tables import RUN, TABLE, write
+
+from bespoke.errors import UserError
+from bespoke.report.summary import Evaluations
+from bespoke.runs import api
+from bespoke.tables import plan, results, spec, worker
+from bespoke.tables.sweep import State, sweep
+from bespoke.tables.worker import Place
+
+
+def never():
+    return False
+
+
+def carry_out(job, place, stop=never):
+    return worker.carry_out(job, place, stop, lambda done, rounds: None)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path / "results", tmp_path / "work")
+
+
+@pytest.fixture
+def table(tmp_path):
+    return spec.read(write(tmp_path))
+
+
+def of_cell(table, place, id, seed=0):
+    return results.of(place.root, table.entry(id))[seed]
+
+
+# --- what is planned ------------------------------------------------------------------------------------------------
+
+
+def test_cells_that_differ_only_in_what_is_read_share_a_training(table):
+    found = plan.jobs(table.entries, [0, 1])
+    assert sorted([entry.id for entry in job.entries] for job in found if job.experiment.seed == 1) == [
+        ["a/fedavg"],
+        ["a/fedper"],
+        ["b/fedavg", "c/fedavg"],
+        ["b/fedper"],
+    ]
+    assert len(found) == len({job.key for job in found}) == 8
+
+
+def test_methods_and_cells_are_chosen_by_name(table):
+    assert [entry.id for entry in plan.chosen(table, ["fedper"])] == ["a/fedper", "b/fedper"]
+    assert [entry.id for entry in plan.chosen(table, ["fedavg"], ["c"])] == ["c/fedavg"]
+    with pytest.raises(UserError, match=r"has no method 'fedpr' \(did you mean 'fedper'\?\)"):
+        plan.chosen(table, ["fedpr"])
+
+
+def test_a_wrong_setting_names_its_cell(tmp_path):
+    changed = TABLE.replace("data.alpha=0.1", "data.alfa=0.1", 1)
+    with pytest.raises(UserError, match=r"paper/t1: cell b/fedavg: .*alfa"):
+        plan.jobs(spec.read(write(tmp_path, changed)).entries, [0])
+
+
+# --- what is written ------------------------------------------------------------------------------------------------
+
+
+def test_a_result_holds_what_the_run_recorded(table, place, tmp_path):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["b", "c"]), [3])
+    assert carry_out(job, place) == worker.DONE
+    run = api.run(job.experiment, tmp_path / "plain")
+    b, c = (of_cell(table, place, id, 3) for id in ("b/fedavg", "c/fedavg"))
+    assert b.value(table.entry("b/fedavg")) == pytest.approx(run.metric("accuracy", "pooled"), rel=1e-6)
+    assert c.value(table.entry("c/fedavg")) == pytest.approx(run.metric("accuracy", "mean"), rel=1e-6)
+    assert b.content["settings"] == json.loads(json.dumps(job.experiment.tables()))
+    assert (b.content["round"], b.content["curve"]["round"]) == (4, [2, 4])
+    assert b.content["shared_with"] == ["c/fedavg"] and b.same_source
+    expected = Evaluations(run.folder).scores("personal", "accuracy", 2).pooled()
+    assert b.content["curve"]["pooled"][0] == pytest.approx(expected, rel=1e-6)
+    assert not any(place.work.iterdir())  # the run's folder is gone once its results are written
+    assert not plan.unfinished([job], place.root)
+
+
+def test_a_result_of_other_settings_is_kept_as_a_try_and_run_again(table, place, tmp_path):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    carry_out(job, place)
+    entry = table.entry("a/fedavg")
+    other = spec.read(write(tmp_path, run=RUN.replace("lr = 0.3", "lr = 0.1")))
+    (again,) = plan.jobs(plan.chosen(other, ["fedavg"], ["a"]), [0])
+    assert plan.unfinished([again], place.root)
+    carry_out(again, place)
+    (tried,) = results.tries(place.root, entry)
+    assert tried.content["settings"]["training"]["lr"] == 0.3
+    assert of_cell(other, place, "a/fedavg").content["settings"]["training"]["lr"] == 0.1
+    assert not plan.unfinished([again], place.root)
+
+
+def test_a_result_of_older_settings_is_known_by_the_defaults_of_newer_ones(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    carry_out(job, place)
+    path = of_cell(table, place, "a/fedavg").path
+    content = json.loads(path.read_text())
+    del content["settings"]["training"]["trim"]
+    path.write_text(json.dumps(content))
+    assert not plan.unfinished([job], place.root)
+    content["settings"]["training"]["gone"] = 1
+    path.write_text(json.dumps(content))
+    assert plan.unfinished([job], place.root)
+
+
+def test_a_changed_method_marks_its_results(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    carry_out(job, place)
+    result = of_cell(table, place, "a/fedavg")
+    assert result.same_source
+    result.content["source"]["method"] = "0" * 12
+    assert not result.same_source
+    assert "bespoke.maths.gaussian" in results.modules_of("bespoke.algorithms.pfedfda")
+
+
+def test_another_tables_result_of_the_same_training_is_taken(table, place, tmp_path):
+    (job,) = plan.jobs(plan.chosen(table, ["fedper"], ["b"]), [0])
+    carry_out(job, place)
+    path = write(tmp_path)
+    other = spec.read(path.rename(path.with_name("t9.toml")))
+    state = sweep(plan.jobs(plan.chosen(other, ["fedper"], ["b"]), [0]), place)
+    assert (state.adopted, state.done, state.total) == (1, 1, 1)
+    assert of_cell(other, place, "b/fedper").content["adopted_from"] == "paper/t1:b/fedper"
+
+
+def test_a_stopped_training_is_resumed(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    asked = iter([False, True])
+    assert carry_out(job, place, lambda: next(asked, True)) == worker.STOPPED
+    assert not list(place.root.rglob("*.json"))
+    rounds = []
+    assert worker.carry_out(job, place, never, lambda done, _: rounds.append(done)) == worker.DONE
+    assert rounds[0] > 1 and rounds[-1] == 4
+    again = replace(place, root=place.root.with_name("again"))
+    carry_out(job, again)
+    first, second = (of_cell(table, where, "a/fedavg").content for where in (place, again))
+    assert first["clients"] == second["clients"]
+
+
+def test_a_damaged_folder_is_begun_again(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    carry_out(job, place, lambda: True)
+    (place.work / job.key / "run" / "config.toml").write_text("no TOML")
+    assert carry_out(job, place) == worker.DONE
+
+
+def test_a_training_that_another_process_is_at_is_left_alone(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    from bespoke.runs.lock import FolderLock
+
+    (place.work / job.key).mkdir(parents=True)
+    lock = FolderLock(place.work / job.key)
+    with pytest.raises(worker.Busy):
+        carry_out(job, place)
+    lock.close()
+    assert carry_out(job, place) == worker.DONE
+    assert carry_out(job, place) == worker.ELSEWHERE  # it is done, and not done twice
+
+
+# --- a whole sweep --------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_cell_is_recorded_and_the_others_go_on(tmp_path, place):
+    changed = TABLE.replace('id = "fedper"', 'id = "fedper"\nview = "none"')
+    table = spec.read(write(tmp_path, changed))
+    (place.root / "paper" / "t1").mkdir(parents=True)
+    state = sweep(plan.jobs(table.entries, [0]), place, processes=1)
+    assert state.done == 3 and len(state.failed) == 2 and not state.left
+    failed = of_cell(table, place, "a/fedper")
+    assert not failed.done and "no view 'none'" in failed.content["error"]
+    assert of_cell(table, place, "b/fedavg").done
+    assert [job.entries[0].id for job in plan.unfinished(plan.jobs(table.entries, [0]), place.root)] == [
+        "a/fedper",
+        "b/fedper",
+    ]
+
+
+def test_a_sweep_without_time_leaves_all_for_later(table, place):
+    state = sweep(plan.jobs(table.entries, [0]), place, budget=1.0)
+    assert state.out_of_time and state.left == 5 and not state.failed
+
+
+LONG = RUN.replace("rounds = 4", "rounds = 120").replace("every = 2", "every = 60")
+
+
+def command(folder, *options):
+    words = [sys.executable, "-m", "bespoke", "sweep", str(folder / "paper/tables/t1.toml"), "--methods", "fedavg"]
+    places = ["--results", str(folder / "results"), "--work", str(folder / "work"), "--json", *options]
+    return subprocess.Popen([*words, *places], stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_a_killed_sweep_loses_no_finished_cell_and_counts_no_half_done_one(tmp_path):
+    """kill -9 to all its processes once the second training has a checkpoint: then the first cell's result is there."""
+    table = spec.read(write(tmp_path, run=LONG))
+    running = command(tmp_path)
+    for _ in range(1200):
+        time.sleep(0.05)
+        if list(tmp_path.glob("results/*/*/*/*/*.json")) and list(tmp_path.glob("work/*/run/checkpoints/*.json")):
+            break
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    found = list(tmp_path.glob("results/*/*/*/*/*.json"))
+    before = {path: path.read_bytes() for path in found}
+    assert found and all(results.read(path).content["round"] == 120 for path in found)
+    left = plan.unfinished(plan.jobs(plan.chosen(table, ["fedavg"]), [0]), tmp_path / "results")
+    assert left
+    again = command(tmp_path)
+    told = json.loads(again.communicate(timeout=120)[0])
+    assert again.returncode == 0 and told["done"] == told["cells"] == 3 and told["before"] == len(before)
+    assert {path: path.read_bytes() for path in found} == before
+    place = Place(tmp_path / "fresh", tmp_path / "fresh_work")
+    for job in left:
+        carry_out(job, place)
+        for entry in job.entries:
+            resumed, straight = (results.of(root, entry)[0] for root in (tmp_path / "results", place.root))
+            assert resumed.content["clients"] == straight.content["clients"]
+
+
+def test_two_sweeps_side_by_side_run_no_cell_twice(tmp_path):
+    write(tmp_path, run=LONG)
+    both = [command(tmp_path, "--seeds", "0", "1") for _ in range(2)]
+    told = [json.loads(each.communicate(timeout=180)[0]) for each in both]
+    assert [each.returncode for each in both] == [0, 0]
+    ran = [each["done"] - each["before"] - each["adopted"] for each in told]
+    assert sum(ran) == 6 and len(list((tmp_path / "results").rglob("*.json"))) == 6
+
+
+def test_the_dead_are_reported_and_replaced(table, place, monkeypatch):
+    """A worker that is gone without a word, as after a lack of memory, costs its own cell alone."""
+    state, clock = State(), plan.Clock()
+    job = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])[0]
+
+    class Dead:
+        exitcode = -9
+
+        def join(self, timeout=None):
+            pass
+
+        def is_alive(self):
+            return False
+
+    class Closed:
+        def recv(self):
+            raise EOFError
+
+    from bespoke.tables.sweep import _heard, _Worker
+
+    state.running[job.key] = job, 0.0
+    assert not _heard(_Worker(Dead(), Closed(), job), state, clock, place.root)
+    assert [why for _, why in state.failed] == ["its process was ended by signal 9"]
+    assert "signal 9" in of_cell(table, place, "a/fedavg").content["error"]
+
+
+def test_seconds_are_guessed_from_what_has_run(table):
+    found = {(job.entries[0].id, job.experiment.seed): job for job in plan.jobs(table.entries, [0])}
+    clock = plan.Clock()
+    assert clock.guess(found["a/fedavg", 0]) is None
+    clock.learn("other", "fedavg", 10.0)
+    clock.learn("other", "fedper", 30.0)
+    assert clock.guess(found["a/fedper", 0]) == 30.0
+    clock.learn("small", "fedavg", 5.0)
+    assert clock.guess(found["b/fedavg", 0]) == 5.0
+    assert clock.guess(found["b/fedper", 0]) == pytest.approx(5.0 * 30.0 / 15.0)
+
+
+def test_nothing_to_run_is_said(tmp_path):
+    write(tmp_path)
+    shutil.rmtree(tmp_path / "results", ignore_errors=True)
+    words = ["sweep", str(tmp_path / "paper/tables/t1.toml"), "--dry", "--results", str(tmp_path / "none")]
+    done = subprocess.run([sys.executable, "-m", "bespoke", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.endswith("4 trainings for 5 cells\n"), done.stderr
+    assert not (tmp_path / "none").exists() and not Path(tmp_path / "runs").exists()
