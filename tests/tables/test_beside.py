@@ -216,6 +216,24 @@ def test_another_view_is_not_in_the_same_result(tmp_path):
         derived(tmp_path, "statistic", '"easy"', 'view = "global"')
 
 
+def test_false_accepts_beside_a_baseline(tmp_path, root):
+    more = 'metric = "detection_1"\n[cell.from]\nditto = ["easy/ditto", "easy/fedavg"]'
+    table = paper_tables.make(tmp_path, paper_tables.TABLE + DERIVED.format(how="relative_fa", of='"easy"', more=more))
+
+    def curves(accepts):  # at three thresholds: of 100 negatives, then of 10 positives
+        weight = [[100, 100, 100, 10, 10, 10]] * 2
+        told = {"detection_1": {"sum": [[*accepts, 0, 2, 5]] * 2, "weight": weight}}
+        columns = {"client": [0, 1], "group": ["train"] * 2, "condition": None, "rows": [110] * 2, "logged": {}}
+        return {"clients": columns | {"metrics": told}}
+
+    paper_tables.put(root, table, "easy/ditto", 0, **curves([60, 10, 0]))
+    assert number(root, table, "derived/ditto").failed == ("easy/ditto, seed 0: there is no baseline of this seed",)
+    paper_tables.put(root, table, "easy/fedavg", 0, **curves([80, 40, 4]))
+    found = number(root, table, "derived/ditto")
+    assert found.ours == {0: pytest.approx(0.25)} and found.metric == "relative_fa"
+    assert not found.higher and not found.percent
+
+
 def test_rows_of_their_own(tmp_path):
     found = derived(tmp_path, "difference", "[]", '[cell.from]\nditto = ["easy/ours", "easy/ditto"]')
     assert found.ours == {0: pytest.approx(-5.0)}

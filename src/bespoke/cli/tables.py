@@ -40,13 +40,17 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run the cells of a table that have no result yet; finished ones are skipped, half-done ones resumed."""
-    from bespoke.tables import plan, spec
+    from bespoke.tables import counting, plan, spec
     from bespoke.tables.sweep import place_at
     from bespoke.tables.sweep import sweep as carry_out
     from bespoke.tables.tiny import tiny as as_tiny
 
     read = [spec.find(name) for name in dict.fromkeys(table)]
     entries = [entry for each in read for entry in plan.chosen(each, methods or (), cells or ())]
+    counted = 0 if methods or tiny or dry else counting.count(read, results, cells or ())
+    if counted and not entries:
+        print(f"{counted} numbers counted; nothing of this is trained")
+        return
     if not entries:
         raise UserError(f"{', '.join(each.name for each in read)}: nothing of this is run; see bespoke table")
     wanted = plan.jobs(entries, dict.fromkeys(seeds or [0]))

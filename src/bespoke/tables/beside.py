@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from bespoke.errors import UserError, shown
+from bespoke.report.detection import relative_false_accepts
 from bespoke.report.metrics import SeedStatistics, seed_statistics
 from bespoke.report.units import SHARES
 from bespoke.tables import results, spec
@@ -238,7 +240,7 @@ class Reader:
         elif how in _FROM_TIMES:
             parts = [self._collected(entry, source, _FROM_TIMES[how]) for source in sources]
         elif how in _FROM_RESULTS:
-            parts = [self._collected(entry, sources[0], how)]
+            parts = [self._collected(entry, sources[0], how, sources[-1])]
         else:
             known = ", ".join([*_FROM_NUMBERS, *_FROM_TIMES, *_FROM_RESULTS])
             raise _refused(entry, f"how = {shown(how)} is none of {known}")
@@ -282,13 +284,14 @@ class Reader:
         changed = {key: getattr(entry.cell, key) or getattr(source, key) for key in ("group", "metric", "statistic")}
         return dataclasses.replace(source, **changed)
 
-    def _collected(self, entry: Entry, source: Entry, how: str) -> Number:
-        """Return what the results of a source hold, and say why others hold nothing."""
-        read = source if entry is source or how != "statistic" else self._reread(entry, source)
+    def _collected(self, entry: Entry, source: Entry, how: str, baseline: Entry | None = None) -> Number:
+        """Return what the results of a source hold, or hold beside a baseline's, and say why others hold nothing."""
+        read = self._reread(entry, source) if entry is not source and how in ("statistic", "relative_fa") else source
+        others = self.results(baseline) if baseline else {}
         ours, failed, done = {}, [], []
         for seed, result in self.results(source).items():
             try:
-                value = _value(result, read, how)
+                value = _value(result, read, how, others.get(seed))
             except UserError as error:
                 sentence = str(error).replace(f"{self.root}/", "")  # the same wherever the results lie
                 failed.append(f"{source.id}, seed {seed}: {sentence}")
@@ -312,8 +315,8 @@ class Reader:
 _FROM_NUMBERS = ("best", "mean", "difference")
 _FROM_TIMES = {"overhead": "round_seconds", "minutes": "seconds"}
 _TIMES, _COUNTS = ("round_seconds", "seconds"), ("bytes_up", "bytes_down")
-_FROM_RESULTS = ("statistic", *_TIMES, *_COUNTS)
-_FROM_TWO = ("difference", "overhead")
+_FROM_RESULTS = ("statistic", "relative_fa", *_TIMES, *_COUNTS)
+_FROM_TWO = ("difference", "overhead", "relative_fa")
 
 
 def _together(how: str, values: Sequence[float], higher: bool) -> float:
@@ -329,17 +332,22 @@ def _together(how: str, values: Sequence[float], higher: bool) -> float:
     return values[0] / 60.0 if how == "minutes" else values[0]
 
 
-def _value(result: Result, entry: Entry, how: str) -> float:
+def _value(result: Result, entry: Entry, how: str, baseline: Result | None) -> float:
     """Return what a result holds; a UserError says why it holds nothing."""
     if not result.done:
         raise UserError(result.content["error"])
     if how == "statistic":
         value = result.value(entry)
+    elif how == "relative_fa":
+        if baseline is None or not baseline.done:
+            raise UserError("there is no baseline of this seed")
+        own, other = (each.scores(entry.metric, entry.group).merged() for each in (result, baseline))
+        value = float(relative_false_accepts(own, other)[0])
     elif how in ("value", "seconds"):  # of a benchmark; of the training
         value = result.content.get(how)
     else:
         value = result.content["totals"].get(how)
-    if value is None:
+    if value is None or not math.isfinite(value):
         raise UserError("the result holds no finite value")
     return float(value)
 

@@ -104,10 +104,9 @@ class Page:
         first = f"{theirs} {arrow} {ours}".strip()
         if not number.counted or number.difference is None:
             return [first]
-        sign = "" if write(number.difference).startswith("-") else "+"
         rank = column.ranks.get(number.entry.row.id)
         ranked = "" if rank is None else f", {rank[0]}{arrow}{rank[1]}"
-        return [first, f"{sign}{write(number.difference)}{MARK if number.marked else ''}{ranked}"]
+        return [first, f"{_difference(column, number)}{MARK if number.marked else ''}{ranked}"]
 
     def _feet(self, column: Column) -> list[str]:
         """Return what is said of a whole column: tau, the best method, how many are near."""
@@ -159,10 +158,11 @@ class Page:
         numbers = [number for number in self.beside.numbers if number.ours]
         if not numbers:
             return ["None of it has been run yet: the numbers are the paper's.", *said]
-        shown = (
-            f"Published → ours{words.repeated(self._seeds)}; below, ours minus published, and the paper's rank → ours."
-        )
-        return [shown, *said, f"Ours: {words.seeds(self._seeds)}; {words.machines(numbers)}."]
+        ranks = ", and the paper's rank → ours" if any(column.ranks for column in self.beside.columns) else ""
+        below = f"; below, ours minus published{ranks}" if any(number.counted for number in numbers) else ""
+        said = [f"Published → ours{words.repeated(self._seeds)}{below}.", *said]
+        machines = words.machines(numbers)
+        return [*said, f"Ours: {words.seeds(self._seeds)}; {machines}."] if machines else said
 
     @cached_property
     def notes(self) -> list[str]:
@@ -198,9 +198,9 @@ class Page:
         said = []
         for column in self.beside.columns:
             for number in column.numbers:
-                if number.marked and number.difference is not None:
+                if number.marked:
                     name = number.entry.row.label or number.entry.row.id
-                    told = f"{_label(column)}, {name}: {number.difference:+,.{_decimals(column, number)}f}."
+                    told = f"{_label(column)}, {name}: {_difference(column, number)}."
                     said.append(f"{told} {explained(self.reasons.get(number.id))}")
         return said
 
@@ -312,16 +312,21 @@ def _decimals(column: Column, number: Number) -> int:
 
 
 def _writer(column: Column, number: Number) -> Callable[[float], str]:
-    """Return how a number, its deviation and its difference are written."""
+    """Return how a number and its deviation are written."""
     decimals = _decimals(column, number)
 
     def write(value: float) -> str:
         if value and abs(value) < 0.5 * 10**-decimals and not number.percent:
             return f"{value:.2g}"  # a small number is not nothing
-        text = f"{value:,.{decimals}f}"
-        return text.removeprefix("-") if not text.strip("-0.") else text
+        return f"{value:,.{decimals}f}"
 
     return write
+
+
+def _difference(column: Column, number: Number) -> str:
+    """Return ours minus published, with its sign; what rounds to nothing has a plus."""
+    text = f"{number.difference:+,.{_decimals(column, number)}f}"
+    return text.replace("-", "+") if not text.strip("+-0.") else text
 
 
 def _flat(header: list[str], rows: list[list[list[str]]]) -> list[list[str]]:

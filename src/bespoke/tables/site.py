@@ -175,7 +175,7 @@ def gather(root: Path, tables: Sequence[Table] | None = None) -> Site:
     papers: dict[str, dict[str, None]] = {}
     for table in tables:
         own = papers.setdefault(table.name.partition("/")[0], {})
-        for entry in table.entries:
+        for entry in filter(lambda entry: entry.runs, table.entries):
             for result in [*reader.results(entry).values(), *reader.tries(entry)]:
                 if result.done:
                     trainings.setdefault(_training(result), result)

@@ -24,6 +24,7 @@ _DERIVED = {
     "difference": "the difference of {of}",
     "overhead": "percent by which a round takes longer",
     "minutes": "minutes of the training",
+    "relative_fa": "false accepts over those of the baseline, where both reject equally many",
     "round_seconds": "seconds of a round",
     "seconds": "seconds of the training",
     "bytes_up": "bytes that clients sent, in all rounds",
@@ -123,6 +124,6 @@ def seeds(seeds: set[tuple[int, ...]]) -> str:
 
 
 def machines(numbers: Iterable[Number]) -> str:
-    """Return where the numbers were computed, the most common place first."""
-    found = Counter(machine for number in numbers for machine in number.machines)
-    return " and ".join(sorted(found, key=lambda name: (-found[name], name))) or "machine not recorded"
+    """Return where the numbers were computed, the most common place first; "" for what is only counted."""
+    found = Counter(machine for number in numbers for machine in number.machines if machine)
+    return " and ".join(sorted(found, key=lambda name: (-found[name], name)))
