@@ -1,4 +1,4 @@
-"""The papers' tables on the command line: sweep runs what a table lacks. Heavy modules are imported inside."""
+"""The papers' tables on the command line: sweep runs what a table lacks, table shows it. Imports are inside."""
 
 import json
 import sys
@@ -71,6 +71,49 @@ def sweep(
         raise typer.Exit(1)
 
 
+def table(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="A name that bespoke list tables shows; default: all.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    results: Results = Path("results"),
+    write: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a page for each paper into this folder.")
+    ] = None,
+) -> None:
+    """Show a paper's table with ours beside it; without a name, how far all tables are."""
+    from bespoke.tables import reasons, site, spec
+    from bespoke.tables.beside import Reader
+    from bespoke.tables.page import Page
+
+    if markdown and as_json:
+        raise UserError("give --markdown or --json, not both")
+    if name is None:
+        if markdown:
+            raise UserError("--markdown shows one table: name it, or write pages of all with --write FOLDER")
+        everything = site.gather(results)
+        if write is not None:
+            for path in everything.write(write):
+                print(visible(f"written: {path}"), file=sys.stderr)
+        print(json.dumps(everything.as_dict(), indent=2) if as_json else everything.text().rstrip("\n"))
+        return
+    if write is not None:
+        raise UserError("--write writes pages of all tables: name none")
+    page = Page(Reader(results).beside(spec.find(name)), reasons.read(results))
+    if as_json:
+        print(json.dumps(page.as_dict(), indent=2))
+    elif markdown:
+        print(page.markdown(), end="")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        console = Console()
+        console.print(page.table(console.width))
+    else:
+        print(page.text(), end="")
+
+
 def _print_plan(left: list[Any], root: Path) -> None:
     """Print what is left, and how long it may take."""
     from bespoke.tables import results
@@ -138,3 +181,21 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="A figure: a name that bespoke list tables shows.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The .png, .pdf or .svg file, or a folder for PNG and PDF; default: here."),
+    ] = None,
+    results: Results = Path("results"),
+) -> None:
+    """Draw a figure of a paper from the results; what is missing is said."""
+    from bespoke.tables.figures import draw
+
+    paths, missing = draw(name, results, out)
+    for sentence in missing:
+        print(visible(f"missing: {sentence}"), file=sys.stderr)
+    for path in paths:
+        print(path)

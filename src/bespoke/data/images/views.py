@@ -13,7 +13,7 @@ from bespoke.data.examples import Examples
 from bespoke.data.images import augment as augmentation
 from bespoke.data.images import degrade
 from bespoke.data.partition.basic import Partition
-from bespoke.data.partition.groups import KINDS
+from bespoke.data.partition.groups import KINDS, alphas
 from bespoke.data.pool import DEGRADE, generator
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
@@ -48,7 +48,9 @@ def views(examples: Examples, found: Partition, settings: DataSettings, seed: in
         if not set(found.kinds) <= set(KINDS) or not found.kinds:
             raise UserError('[data] degrade = "fedpce" needs kinds of clients: set partition = "degradations"')
         extra |= degrade.parameters(found.kinds, found.ranks, generator(seed, DEGRADE))
-        conditions = tuple(_condition(kind, i, extra) for i, kind in enumerate(found.kinds))
+        alpha = alphas(found.kinds.count("imbalance"))
+        places = enumerate(zip(found.kinds, found.ranks, strict=True))
+        conditions = tuple(_condition(kind, i, extra, alpha[rank]) for i, (kind, rank) in places)
     return Views(compose(settings), extra, conditions)
 
 
@@ -99,10 +101,10 @@ def _check_images(examples: Examples, settings: DataSettings) -> None:
         raise UserError(f"[data] {key} needs three colour channels, but {settings.name!r} has {examples.x.shape[1]}")
 
 
-def _condition(kind: str, client: int, extra: Tree) -> str:
+def _condition(kind: str, client: int, extra: Tree, alpha: float) -> str:
     if kind == "noise":
         return f"noise of variance {extra['variance'][client].item():.4g}"
     if kind == "jitter":
         numbers = ", ".join(f"{value:.3g}" for value in extra["amounts"][client].tolist())
         return f"jitter by {numbers}"
-    return kind
+    return f"imbalance by {alpha:.3g}"
