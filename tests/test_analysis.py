@@ -102,6 +102,24 @@ def test_whitened_numbers_tell_gaussian_from_heavy_tailed_features():
     assert abs(normal["train"]["kurtosis"]) < 0.05 < 0.3 < heavy["train"]["kurtosis"]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_before_the_first_round_all_have_the_common_body(method):
+    run = federated(algorithm=method, clients=arrays(clients=3))
+    found = analysis.gaussianity(run, None)
+    parts = [features(run, split, lambda client: run.federation.params) for split in ("train", "test")]
+    assert [found[split]["nll"] for split in ("train", "test")] == pytest.approx(by_hand(*parts), rel=1e-9)
+    assert found != analysis.gaussianity(run, run.server)
+
+
+def test_a_callback_can_look_at_every_round():
+    seen = []
+    run = bespoke.run(
+        experiment(FedLDA(), model={"name": "mlp", "hidden": 6}),
+        callbacks=[lambda event: seen.append(analysis.gaussianity(event.federation, event.server))],
+    )
+    assert len(seen) == 3 and seen[-1] == analysis.gaussianity(run, run.server) != seen[0]
+
+
 def test_every_round_can_be_looked_at_and_a_checkpoint_is_the_same(tmp_path):
     wanted = experiment(FedLDA(), model={"name": "mlp", "hidden": 6})
     rounds = [bespoke.run(wanted, tmp_path / "run", resume=True, stop=lambda: True) for _ in range(3)]
@@ -122,6 +140,39 @@ def test_dead_features_unknown_classes_and_missing_test_rows_do_no_harm():
     assert found["test"]["rows"] == 2
     run = federated(model=Plain(), test=0.0)
     assert analysis.gaussianity(run, run.server).keys() == {"train"}
+
+
+# --- features ------------------------------------------------------------------------------------------------------
+
+
+def test_features_are_those_of_the_shared_body_with_class_and_client():
+    run = federated(algorithm="fedper", clients=arrays(clients=3))
+    found, parts = analysis.features(run), features(run, "train", lambda client: run.server["body"])
+    assert found.vectors == pytest.approx(np.concatenate([z for z, _ in parts]), rel=1e-9)
+    assert found.classes.tolist() == np.concatenate([y for _, y in parts]).tolist()
+    assert found.clients.tolist() == [i for i, (_, y) in enumerate(parts) for _ in y]
+    assert len(analysis.features(run, "test").classes) == sum(len(run.pool.test.client(i)) for i in range(3))
+    with pytest.raises(UserError, match="no client has val rows"):
+        analysis.features(run, "val")
+
+
+def test_scatter_splits_the_spread_into_classes_clients_and_the_rest():
+    draw = np.random.default_rng(0)
+    classes, clients = np.repeat([0, 1, 1, 2], 30), np.arange(120) % 4
+    z = draw.standard_normal((120, 3)) + 3.0 * classes[:, None] + 2.0 * ((clients == 1) & (classes == 1))[:, None]
+    found = analysis.Features(z, classes, clients).scatter()
+    within = between = own = 0.0
+    for k in range(3):
+        mean = z[classes == k].mean(axis=0)
+        within += sum(np.dot(row - mean, row - mean) for row in z[classes == k])
+        between += (classes == k).sum() * np.square(mean - z.mean(axis=0)).sum()
+        for i in range(4):
+            rows = z[(classes == k) & (clients == i)]
+            own += len(rows) * np.square(rows.mean(axis=0) - mean).sum()
+    assert found == pytest.approx({"between_classes": between / within, "between_clients": own / within})
+    assert np.square(z - z.mean(axis=0)).sum() == pytest.approx(between + within)
+    same = analysis.Features(np.ones((4, 2)), np.array([0, 0, 1, 1]), np.zeros(4, dtype=int)).scatter()
+    assert np.isnan([*same.values()]).all()
 
 
 # --- betas by condition --------------------------------------------------------------------------------------------
@@ -170,6 +221,41 @@ def test_records_without_betas_or_with_other_clients_conditions_are_refused(tmp_
         analysis.betas(federated())
     with pytest.raises(UserError, match="2 conditions for 3 clients"):
         analysis.betas(recorded(tmp_path, {1: [(0.5, 0.5)] * 3}, ["fog:1", "clean"]))
+
+
+# --- estimates in the two-level Gaussian ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("between", "variance", "expected"),
+    [
+        (0.01, 1.0, {"local": 1.0, "paper": 0.0595, "bayes": 0.0594}),
+        (1.0, 0.1, {"local": 0.1, "paper": 0.4378, "bayes": 0.0914}),
+        (1.0, 1.0, {"local": 1.0, "paper": 0.9138, "bayes": 0.5250}),
+    ],
+)
+def test_errors_of_estimates_are_those_that_theory_expects(between, variance, expected):
+    draw = np.random.default_rng(0)
+    worlds = []
+    for _ in range(3000):
+        truth = 5.0 + np.sqrt(between) * draw.standard_normal(20)
+        seen = truth + np.sqrt(variance) * draw.standard_normal(20)
+        worlds.append(analysis.hierarchy(seen, np.full(20, 1 / variance), between, truth))
+    assert {name: np.mean([world[name] for world in worlds]) for name in expected} == pytest.approx(expected, rel=0.03)
+
+
+def test_estimates_weigh_clients_by_their_rows():
+    z, n, between = np.array([1.0, 2.0, 4.0]), np.array([10, 20, 50]), 0.5
+    theta = np.zeros(3)
+    found = analysis.hierarchy(z, n, between, theta)
+    paper = bayes = 0.0
+    for m in range(3):
+        w = {k: 1 / (between + 1 / n[k]) for k in range(3) if k != m}
+        common = sum(w[k] * z[k] for k in w) / sum(w.values())
+        paper += ((n[m] * z[m] + sum(w.values()) * common) / (n[m] + sum(w.values()))) ** 2 / 3
+        prior = 1 / (between + 1 / sum(w.values()))
+        bayes += ((n[m] * z[m] + prior * common) / (n[m] + prior)) ** 2 / 3
+    assert found == pytest.approx({"local": np.square(z).mean(), "paper": paper, "bayes": bayes})
 
 
 # --- sizes of messages ---------------------------------------------------------------------------------------------
@@ -222,6 +308,16 @@ def test_without_embeddings_the_norms_of_the_personal_models_are_taken():
     assert np.array_equal(found.vectors, np.stack(norms)) and found.vectors.shape == (6, 16)
     with pytest.raises(UserError, match="normalisation layers"):
         analysis.embeddings(federated())
+
+
+def test_norms_are_the_personal_models_layer_by_layer():
+    run = bespoke.run(experiment("fedbn", model=NORMED, rate=1.0, epochs=2))
+    found = analysis.norms(run)
+    (name,) = found
+    models = [run.models[str(client)].personal for client in range(6)]
+    whole = [np.concatenate([model[f"{name}.weight"], model[f"{name}.bias"]]) for model in models]
+    assert np.array_equal(found[name].vectors, np.stack(whole).astype(np.float64))
+    assert not np.array_equal(found[name].vectors[0], found[name].vectors[1])  # each client has its own
 
 
 def test_conditions_follow_the_clients():

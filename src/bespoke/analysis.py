@@ -1,23 +1,22 @@
-"""What the papers show besides accuracy: Gaussianity of features, betas, message sizes, client embeddings.
+"""What the papers show besides accuracy: features and their Gaussianity, betas, message sizes, client embeddings.
 
-For simulations: :func:`gaussianity` and :func:`embeddings` inspect clients, which no method and no server may do.
+For simulations: :func:`features`, :func:`gaussianity`, :func:`norms` and :func:`embeddings` inspect clients, which no
+method and no server may do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.decomposition import PCA
+from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from bespoke.clients import Inspectable
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
@@ -25,30 +24,29 @@ from bespoke.maths import gaussian
 from bespoke.records import FEDERATION, RunFolder
 from bespoke.report.charts import COLOURS, INK, new_axes, save
 from bespoke.report.groups import kind
+from bespoke.report.planes import plane
 from bespoke.runs.federation import Federation
 
 if TYPE_CHECKING:
     from bespoke.runs.results import Run
 
 
-def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, float]]:
+def gaussianity(run: Run | Federation, server: Tree | None) -> dict[str, dict[str, float]]:
     """Measure how well one Gaussian per class, with a shared covariance, fits the features (FedLDA, Fig. 1a).
 
-    ``server`` is the state to examine: ``run.server``, or a checkpoint's. Features come from the body that everyone
-    receives or, if a method sends none, from each client's personal model. Means and covariance are those of the
-    train rows of the whole training population: the numbers of ``train`` are in sample, those of ``test`` (left out
-    if there are none) are of held-out rows, read from the pool and by no method; rows of a class that nobody trains on
-    do not count. By split: ``nll``, the mean over clients of their average negative log likelihood, which depends on
-    the features' scale; over all ``rows`` ``mahalanobis``, mean squared distance over d; ``kurtosis``, Mardia's excess.
+    ``server`` is the state to examine: ``run.server``, a checkpoint's or a callback's; None is before the first round.
+    Features come from the body that everyone receives or, if a method sends none, from each client's personal model.
+    Means and covariance are those of the train rows of the whole training population: the numbers of ``train`` are in
+    sample, those of ``test`` (left out if there are none) are of held-out rows, read from the pool and by no method;
+    rows of a class that nobody trains on do not count. By split: ``nll``, the mean over clients of their average
+    negative log likelihood, which depends on the features' scale; over all ``rows`` ``mahalanobis``, mean squared
+    distance over d; ``kurtosis``, Mardia's excess.
     """
     federation = run if isinstance(run, Federation) else run.federation
-    clients, task = federation.inspect(), federation.task
-    shared = _part(federation.algorithm.broadcast(server), task.body_names)
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "test": []}
-    for client in range(federation.num_clients):
-        body = shared or _personal(federation, client, server, task.body_names)
+    task, parts = federation.task, {"train": list[tuple[Tensor, Tensor]](), "test": list[tuple[Tensor, Tensor]]()}
+    for client, body in _bodies(federation, server):
         for split, own in parts.items():
-            if found := _features(clients, task, body, client, split):
+            if found := _features(federation, body, client, split):
                 own.append(found)
     z, y = (torch.cat(column) for column in zip(*parts["train"], strict=True))
     member, d = gaussian.one_hot(y, torch.ones_like(z[:, 0]), task.num_classes), z.shape[1]
@@ -73,10 +71,22 @@ def gaussianity(run: Run | Federation, server: Tree) -> dict[str, dict[str, floa
     return {split: fit(part) for split, part in parts.items() if any(seen[y].any() for _, y in part)}
 
 
-def _features(clients: Inspectable, task: Task, body: Tree, client: int, split: str) -> tuple[Tensor, Tensor] | None:
+def _bodies(federation: Federation, server: Tree | None) -> Iterator[tuple[int, Tree]]:
+    """Yield each client of the training population with its body: everyone's, or else the personal model's.
+
+    Without a server's state it is the body before the first round, when all models are the same.
+    """
+    start = server is None
+    state, names = federation.start() if server is None else server, federation.task.body_names
+    shared = _part(federation.algorithm.broadcast(state), names) or (_part(federation.params, names) if start else None)
+    for client in range(federation.num_clients):
+        yield client, shared or _personal(federation, client, state, names)
+
+
+def _features(federation: Federation, body: Tree, client: int, split: str) -> tuple[Tensor, Tensor] | None:
     """Return features (n, d) in float64 and labels (n,) of a client's rows, or None if it has none."""
     with torch.no_grad():
-        read = [(task.features(body, x), y) for x, y in clients.examples(client, split)]
+        read = [(federation.task.features(body, x), y) for x, y in federation.inspect().examples(client, split)]
     return (torch.cat([z for z, _ in read]).double(), torch.cat([y for _, y in read])) if read else None
 
 
@@ -93,6 +103,43 @@ def _part(found: Tree, names: Sequence[str]) -> Tree | None:
     """Return the tree itself or a branch of it, whichever holds all these names."""
     branches = (found, *(found.get(name) for name in ("model", "body", "personal")))
     return next((branch for branch in branches if isinstance(branch, dict) and set(names) <= branch.keys()), None)
+
+
+class Features(NamedTuple):
+    """Features of rows of all clients of the training population."""
+
+    vectors: NDArray[np.float64]  # (N, d)
+    classes: NDArray[np.int64]  # (N,)
+    clients: NDArray[np.int64]  # (N,)
+
+    def scatter(self) -> dict[str, float]:
+        """Return how the rows spread about their classes' means: between classes, and between clients in a class.
+
+        Both are sums of squared distances over that of the rows to their class's mean: ``between_classes`` of the class
+        means to the mean of all rows, ``between_clients`` of the means of a client's rows of a class to the class's.
+        """
+        mean = self._means(self.classes)
+        own = self._means(self.classes * (int(self.clients.max()) + 1) + self.clients)
+        within = float(np.square(self.vectors - mean).sum()) or float("nan")
+        classes, clients = np.square(mean - self.vectors.mean(axis=0)).sum(), np.square(own - mean).sum()
+        return {"between_classes": float(classes) / within, "between_clients": float(clients) / within}
+
+    def _means(self, groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the mean of each row's group: (N, d)."""
+        _, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
+        sums = np.zeros((len(counts), self.vectors.shape[1]))
+        np.add.at(sums, place, self.vectors)
+        return (sums / counts[:, None])[place]
+
+
+def features(run: Run, split: str = "train") -> Features:
+    """Return the features of all rows of a split (pFedVMP, Fig. 2), from the bodies that :func:`gaussianity` reads."""
+    found = {c: _features(run.federation, body, c, split) for c, body in _bodies(run.federation, run.server)}
+    own = {client: (z.cpu().numpy(), y.cpu().numpy()) for client, (z, y) in ((c, f) for c, f in found.items() if f)}
+    if not own:
+        raise UserError(f"no client has {split} rows, so there are no features: use another split")
+    vectors, classes = (np.concatenate(column) for column in zip(*own.values(), strict=True))
+    return Features(vectors, classes, np.repeat(list(own), [len(y) for _, y in own.values()]))
 
 
 def betas(run: Run | RunFolder) -> list[dict[str, Any]]:
@@ -144,6 +191,27 @@ def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, flo
     return sent | {"overhead_percent": 100 * (gaussians - linear) / total}
 
 
+def hierarchy(means: ArrayLike, rows: ArrayLike, between: float, truth: ArrayLike) -> dict[str, float]:
+    """Return the mean squared error to the clients' true means (M,) of three estimates that know all variances.
+
+    Client m has the mean (M,) of its rows (M,), which are N(true mean, 1); the true means are N(unknown, between).
+    ``local`` is that mean itself, ``paper`` Self-FL's estimate (3), for a client whose true mean is the common one,
+    ``bayes`` the estimate under the model itself, the best there is.
+    """
+    z, theta = np.asarray(means, dtype=np.float64), np.asarray(truth, dtype=np.float64)
+    own = np.asarray(rows, dtype=np.float64)  # precision of a client's mean
+    weight = 1 / (between + 1 / own)
+    others = weight.sum() - weight  # precision of the mean of the others, as an estimate of the common mean
+    theirs = (weight @ z - weight * z) / others
+    prior = 1 / (between + 1 / others)  # precision with which they tell this client's true mean
+    found = {
+        "local": z,
+        "paper": (own * z + others * theirs) / (own + others),
+        "bayes": (own * z + prior * theirs) / (own + prior),
+    }
+    return {name: float(np.square(estimate - theta).mean()) for name, estimate in found.items()}
+
+
 class Embeddings(NamedTuple):
     """One vector per client, and the condition of the client's images."""
 
@@ -153,8 +221,7 @@ class Embeddings(NamedTuple):
 
     def plane(self) -> NDArray[np.float64]:
         """Return the first two principal components: (K, 2)."""
-        with np.errstate(invalid="ignore"):  # of vectors that are all the same
-            return np.asarray(PCA(n_components=2, svd_solver="full").fit_transform(self.vectors))
+        return plane(self.vectors)
 
     def silhouette(self) -> float:
         """Return how well the kinds of condition separate the vectors: from -1 to 1; 0 means not at all."""
@@ -162,16 +229,35 @@ class Embeddings(NamedTuple):
 
 
 def embeddings(run: Run) -> Embeddings:
-    """Return the embeddings (FedPCE, Figs. 1 and 3) of clients that took part, or their models' scales and shifts."""
-    federation, states = run.federation, run.federation.inspect().states()
+    """Return the embeddings (FedPCE, Fig. 3) of clients that took part, or their models' scales and shifts."""
+    states = run.federation.inspect().states()
     taken = list(states)
     if taken and "embedding" in states[taken[0]]["state"]:
-        vectors = torch.stack([states[client]["state"]["embedding"] for client in taken])
+        vectors = torch.stack([states[client]["state"]["embedding"] for client in taken]).double().cpu().numpy()
     else:
-        norms = tuple(federation.task.norm(federation.params))  # refuses a model without any
-        models = [_personal(federation, client, run.server, norms) for client in taken]
-        vectors = torch.stack([torch.cat([model[name].reshape(-1) for name in norms]) for model in models])
-    return Embeddings(taken, vectors.double().cpu().numpy(), np.array(_conditions(run.folder))[taken].tolist())
+        vectors = np.concatenate([layer.vectors for layer in norms(run).values()], axis=1)
+    return Embeddings(taken, vectors, _conditions_of(run, taken))
+
+
+def norms(run: Run) -> dict[str, Embeddings]:
+    """Return scales and shifts of each norm layer (FedPCE, Fig. 1), by the layer's name, first to last.
+
+    They are those of the personal models of the clients that took part: one vector per client.
+    """
+    federation, taken = run.federation, list(run.federation.inspect().states())
+    names = tuple(federation.task.norm(federation.params))  # refuses a model without any
+    models = [_personal(federation, client, run.server, names) for client in taken]
+    found, conditions = dict[str, Embeddings](), _conditions_of(run, taken)
+    for layer in dict.fromkeys(name.rpartition(".")[0] for name in names):
+        own = [name for name in names if name.rpartition(".")[0] == layer]
+        vectors = torch.stack([torch.cat([model[name].reshape(-1) for name in own]) for model in models])
+        found[layer] = Embeddings(taken, vectors.double().cpu().numpy(), conditions)
+    return found
+
+
+def _conditions_of(run: Run, clients: Sequence[int]) -> list[str]:
+    conditions = _conditions(run.folder)
+    return [conditions[client] for client in clients]
 
 
 def embedding_chart(found: Embeddings, path: str | Path) -> Path:

@@ -491,7 +491,7 @@ def test_compare_of_a_group(several):
         (["SEVERAL", "--group", "unseen"], "has no test rows"),
         (["SEVERAL", "--view", "global"], "has no view 'global'; it has personal"),
         (["SEVERAL", "--baseline", "ditto"], "no runs of the baseline 'ditto'; use one of fedavg, fedrep"),
-        (["SEVERAL", "--chart", "chart.pdf"], "must end in .png or .svg"),
+        (["SEVERAL", "--chart", "chart.gif"], "must end in .png, .svg or .pdf"),
         (["SEVERAL", "--chart", "nowhere/chart.png"], "cannot write nowhere/chart.png"),
     ],
 )

@@ -98,8 +98,8 @@ def test_the_area_of_a_bubble_is_in_proportion_to_its_rows(monkeypatch, tmp_path
 
 
 def test_charts_that_cannot_be(tmp_path):
-    with pytest.raises(UserError, match=r"must end in \.png or \.svg"):
-        bubble_chart(np.ones((2, 2), int), tmp_path / "chart.pdf", "", "")
+    with pytest.raises(UserError, match=r"must end in \.png, \.svg or \.pdf"):
+        bubble_chart(np.ones((2, 2), int), tmp_path / "chart.gif", "", "")
     with pytest.raises(UserError, match="nothing to draw"):
         bubble_chart(np.zeros((2, 2), int), tmp_path / "chart.png", "", "")
 

@@ -836,7 +836,7 @@ def test_charts_of_one_client_and_of_odd_names(tmp_path):
 
 def test_charts_that_cannot_be_drawn_are_refused(tmp_path):
     fake_run(tmp_path / "a", {1: [(0, 1, 2)]})
-    with pytest.raises(UserError, match=r"must end in \.png or \.svg"):
+    with pytest.raises(UserError, match=r"must end in \.png, \.svg or \.pdf"):
         client_chart(compare([tmp_path]), tmp_path / "chart.gif")
     with pytest.raises(UserError, match="no run evaluated several rounds"):
         curves([tmp_path], tmp_path / "curve.png")

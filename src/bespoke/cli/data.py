@@ -36,7 +36,7 @@ def _size(count: int) -> str:
 @app.command("show")
 def show(
     experiment: Annotated[str, typer.Argument(help="An experiment file, or the name of a shipped one.")],
-    chart: Annotated[Path | None, typer.Option(help="Also draw the clients' classes (.png or .svg).")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also draw the clients' classes (.png, .svg or .pdf).")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated.")
     ] = None,

@@ -185,3 +185,21 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="A figure: a name that bespoke list tables shows.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The .png, .pdf or .svg file, or a folder for PNG and PDF; default: here."),
+    ] = None,
+    results: Results = Path("results"),
+) -> None:
+    """Draw a figure of a paper from the results; what is missing is said."""
+    from bespoke.tables.figures import draw
+
+    paths, missing = draw(name, results, out)
+    for sentence in missing:
+        print(visible(f"missing: {sentence}"), file=sys.stderr)
+    for path in paths:
+        print(path)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
 from bespoke.report.charts import DOTS, GREY, INK, check_path, new_axes, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 AREA = 190.0  # points squared of the largest bubble at the widest spacing
 
@@ -19,21 +23,25 @@ def bubble_chart(counts: NDArray[np.int64], path: str | os.PathLike[str], title:
 
     `counts` is [clients, classes].
     """
-    from matplotlib.ticker import MaxNLocator
-
     check_path(path)
     clients, classes = counts.shape
     if not counts.any():
         raise UserError("no client has any rows, so there is nothing to draw")
     width, height = float(np.clip(0.13 * clients, 7.6, 16)), float(np.clip(0.3 * classes, 3.2, 9))
-    largest = int(counts.max())
+    figure, axes = new_axes(width, height, title, f"{subtitle} The largest bubble stands for {counts.max():,} rows.")
+    draw_bubbles(axes, counts, width, height)
+    return save(figure, path)
+
+
+def draw_bubbles(axes: Axes, counts: NDArray[np.int64], width: float, height: float) -> None:
+    """Draw counts [clients, classes], not all 0, on axes of about `width` times `height` inches."""
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = counts.shape
     client, label = np.nonzero(counts)
     spacing = min((width - 1.2) / clients, (height - 1.4) / classes) * 72  # points between two bubbles
-    area = min(AREA, (1.7 * spacing) ** 2)
-    figure, axes = new_axes(width, height, title, f"{subtitle} The largest bubble stands for {largest:,} rows.")
-    axes.scatter(
-        client, label, s=area * counts[client, label] / largest, color=DOTS, alpha=0.75, linewidths=0, clip_on=False
-    )
+    area = min(AREA, (1.7 * spacing) ** 2) * counts[client, label] / counts.max()
+    axes.scatter(client, label, s=area, color=DOTS, alpha=0.75, linewidths=0, clip_on=False)
     axes.set_xlim(-0.8, clients - 0.2)
     axes.set_ylim(-0.8, classes - 0.2)
     for axis in (axes.xaxis, axes.yaxis):
@@ -42,4 +50,3 @@ def bubble_chart(counts: NDArray[np.int64], path: str | os.PathLike[str], title:
     axes.set_ylabel("class", color=INK)
     axes.tick_params(labelcolor=GREY)
     axes.grid(color="#eeeeee", linewidth=0.6)
-    return save(figure, path)

@@ -1,4 +1,4 @@
-"""Charts of comparisons and of curves over rounds, as PNG or SVG by the suffix of the file."""
+"""Charts of comparisons and of curves over rounds, as PNG, SVG or PDF by the suffix of the file."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LABEL = 40  # characters per line of a method's label
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a chart's path, after checking that it can be written as PNG or SVG."""
+    """Return the suffix of a chart's path, after checking that it can be written as PNG, SVG or PDF."""
     suffix, folder = Path(path).suffix.lower(), Path(path).parent
-    if suffix not in (".png", ".svg"):
-        raise UserError(f"cannot draw {path}: the name of a chart must end in .png or .svg")
+    if suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"cannot draw {path}: the name of a chart must end in .png, .svg or .pdf")
     if not folder.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {folder}; create it first")
     return suffix
@@ -44,23 +44,42 @@ def new_axes(width: float, height: float, title: str, subtitle: str) -> tuple[Fi
 
     Title and subtitle are at the left edge of the figure and wrapped to its width.
     """
+    figure, panels = new_panels(width, height, title, subtitle)
+    return figure, panels[0, 0]
+
+
+def new_panels(
+    width: float, height: float, title: str, subtitle: str, caption: str = "", rows: int = 1, columns: int = 1
+) -> tuple[Figure, NDArray[Any]]:
+    """Return a figure and its axes [rows, columns], which fill `width` times `height` inches together.
+
+    Title and subtitle are above them and the caption below, at the left edge of the figure and wrapped to its width.
+    """
     from matplotlib.figure import Figure
 
-    head, lines = textwrap.fill(title, int(width * 10)), textwrap.fill(subtitle, int(width * 14))
+    head, lines, foot = (
+        textwrap.fill(text, int(width * n), break_on_hyphens=False)
+        for text, n in ((title, 10), (subtitle, 14), (caption, 14))
+    )
     below = 12 + 12 * (lines.count("\n") + 1)  # points from the top of the axes to the title
     top = (below + 15 * (head.count("\n") + 1) + 8) / 72
-    figure = Figure(figsize=(width, height + top))
-    edge = 0.06 / width
-    figure.set_layout_engine("constrained", rect=(edge, 0, 1 - edge, height / (height + top)))
+    bottom = (12 * (foot.count("\n") + 1) + 10) / 72 if foot else 0.0
+    whole, edge = bottom + height + top, 0.06 / width
+    figure = Figure(figsize=(width, whole))
+    figure.set_layout_engine("constrained", rect=(edge, bottom / whole, 1 - edge, height / whole))
     place: dict[str, Any] = {"x": 0.1 / width, "va": "bottom", "parse_math": False}
-    figure.text(y=(height + below / 72) / (height + top), s=head, fontsize=12, color=INK, **place)
-    figure.text(y=(height + 6 / 72) / (height + top), s=lines, fontsize=8.5, color=GREY, linespacing=1.3, **place)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(GREY)
-    axes.tick_params(length=0, labelcolor=INK)
-    axes.set_axisbelow(True)
-    return figure, axes
+    small: dict[str, Any] = {"fontsize": 8.5, "color": GREY, "linespacing": 1.3}
+    figure.text(y=(bottom + height + below / 72) / whole, s=head, fontsize=12, color=INK, **place)
+    figure.text(y=(bottom + height + 6 / 72) / whole, s=lines, **small, **place)
+    if foot:
+        figure.text(y=5 / 72 / whole, s=foot, **small, **place)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(GREY)
+        axes.tick_params(length=0, labelcolor=INK)
+        axes.set_axisbelow(True)
+    return figure, panels
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
@@ -68,14 +87,14 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     import matplotlib
 
     suffix, sink = check_path(path), BytesIO()
-    metadata = {"Date": None} if suffix == ".svg" else {}
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
     with matplotlib.rc_context({"svg.hashsalt": "bespoke"}):  # the same chart gives the same bytes
         figure.savefig(sink, format=suffix[1:], dpi=160, facecolor="white", metadata=metadata)
     write_atomic(path, sink.getvalue())
     return Path(path)
 
 
-def _inches(lines: Iterable[str]) -> float:
+def inches(lines: Iterable[str]) -> float:
     """Return the width in inches of the longest line in the font of labels."""
     from matplotlib.textpath import TextPath
 
@@ -83,7 +102,7 @@ def _inches(lines: Iterable[str]) -> float:
     return max(widths, default=0.0) / 72
 
 
-def _swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDArray[np.float64]:
+def swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDArray[np.float64]:
     """Return offsets [M] that spread the values [M] of each bin of `width` evenly around 0, within +-`half`."""
     bins = np.round(values / width).astype(int)
     offsets = np.zeros(len(values))
@@ -110,7 +129,7 @@ def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
     lines = [line for label in labels for line in label.splitlines()]
     each = max(0.55, 0.2 * max(label.count("\n") + 1 for label in labels) + 0.1)  # inches of a row
     title = f"{comparison.metric[0].upper()}{comparison.metric[1:]} of every client on its own test rows"
-    figure, axes = new_axes(6.4 + max(1.2, _inches(lines)), 0.7 + each * len(rows), title, subtitle)
+    figure, axes = new_axes(6.4 + max(1.2, inches(lines)), 0.7 + each * len(rows), title, subtitle)
     low, high = float(drawn.min()), float(drawn.max())
     if unit.sign:  # percent
         low, high = min(10 * np.floor(low / 10), 90.0), 100.0
@@ -119,7 +138,7 @@ def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
     for y, (row, values) in enumerate(zip(rows, finite, strict=True)):
         if values.size:
             size = float(np.clip(1500 / len(values), 4, 26))
-            offsets = _swarm(values, span / 90)
+            offsets = swarm(values, span / 90)
             axes.scatter(values, y + offsets, s=size, color=DOTS, alpha=0.7, linewidths=0, clip_on=False, zorder=3)
         if row.mean.mean is not None:
             mean = unit.scale * row.mean.mean
@@ -173,7 +192,7 @@ def curves(paths: Paths, path: str | os.PathLike[str], view: str | None = None, 
     labels = [textwrap.fill(label, LABEL).replace("$", r"\$") for label in lines]
     written = [line for label in labels for line in label.splitlines()]
     title = f"{metric[0].upper()}{metric[1:]} by round"
-    figure, axes = new_axes(6.2 + max(1.2, _inches(written)), max(3.8, 0.8 + 0.21 * len(written)), title, subtitle)
+    figure, axes = new_axes(6.2 + max(1.2, inches(written)), max(3.8, 0.8 + 0.21 * len(written)), title, subtitle)
     for i, (label, (rounds, values)) in enumerate(zip(labels, lines.values(), strict=True)):
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         marker, scaled = "o" if len(rounds) < 25 else None, unit.scale * values

@@ -97,9 +97,10 @@ def _clients(folder: RunFolder, view: str, number: int) -> dict[str, Any]:
 
 
 def _curve(found: Evaluations, view: str, entry: Entry) -> dict[str, Any]:
-    """Return the metric and the loss over the evaluated rounds: pooled, and the mean over clients."""
+    """Return the metric (pooled, and its mean over clients) and the losses of test and training by evaluated round."""
     metric, group = entry.metric or str(found.metric), entry.group
-    curve: dict[str, list[Any]] = {"round": [], "pooled": [], "mean": [], "loss": []}
+    trained = {row["round"]: row["train_loss"] for row in found.folder.rounds()}
+    curve: dict[str, list[Any]] = {"round": [], "pooled": [], "mean": [], "loss": [], "train_loss": []}
     for number in found.rounds(view):
         scores = found.scores(view, metric, number, group)
         if not scores.clients:
@@ -109,4 +110,5 @@ def _curve(found: Evaluations, view: str, entry: Entry) -> dict[str, Any]:
         curve["pooled"].append(scores.pooled())
         curve["mean"].append(float(values.mean()) if len(values) else None)
         curve["loss"].append(found.scores(view, "loss", number, group).pooled() if "loss" in found.higher else None)
+        curve["train_loss"].append(trained.get(number))
     return curve

@@ -160,7 +160,7 @@ class Table:
         own, told = cell.methods.get(row.id, {}), {"statistic": self.statistic, "selection": self.selection}
         parts = {n: own.get(n) or getattr(row, n) or getattr(cell, n) or told.get(n, "") for n in _READ}
         parts["group"] = parts["group"] or "all"
-        return Entry(self.name, cell, row, _run_file(self.path, cell.base) if cell.base else None, **parts)
+        return Entry(self.name, cell, row, run_file(self.path, cell.base) if cell.base else None, **parts)
 
 
 def listed() -> dict[str, Path]:
@@ -282,7 +282,7 @@ def _check(table: Table) -> None:
             raise UserError(f"{own}: published has {min(unlisted)}, which is not in rows: add it there")
         if cell.kind == "run" and not cell.missing and not cell.base:
             raise UserError(f"{own}: names no run file: add base = ..., or say why it is missing")
-        if cell.base and not _run_file(table.path, cell.base).is_file():
+        if cell.base and not run_file(table.path, cell.base).is_file():
             raise UserError(f"{own}: there is no run file {cell.base}")
         if cell.kind != "run" and not cell.how and not cell.missing:
             raise UserError(f"{own}: does not say how it is computed: add how = ...")
@@ -297,7 +297,7 @@ def _check_choice(value: str, known: Sequence[str], where: str) -> None:
         raise UserError(f"{where}: {shown(value)} is none of {', '.join(known)}{closest(value, known)}")
 
 
-def _run_file(path: Path, base: str) -> Path:
+def run_file(path: Path, base: str) -> Path:
     """Return a run file: beside the paper's tables, or with a slash from the folder of experiments."""
     folder = path.parents[2] if "/" in base else path.parents[1]
     return folder / f"{base}.toml"

@@ -74,7 +74,7 @@ def degradations(
     sizes = np.bincount(stratum, minlength=2 * num_classes).reshape(num_classes, 2)
     share = np.full((num_classes, clients), 1.0 / clients)
     tries = 0
-    for pair, alpha in enumerate(np.geomspace(LOW_ALPHA, HIGH_ALPHA, each // 2)):
+    for pair, alpha in enumerate(alphas(each)[::2]):
         first = 2 * each + 2 * pair
         split, used = _split_pair(rng, sizes * 2 / clients, alpha, min_rows, balance)
         share[:, first : first + 2] = split * 2 / clients
@@ -87,6 +87,11 @@ def degradations(
     present = np.flatnonzero(sizes.reshape(-1))
     lists = deal(stratum, present, counts.reshape(2 * num_classes, clients)[present], rng)
     return _grouped(lists, KINDS, each, new_clients, tries, rng)
+
+
+def alphas(each: int) -> np.ndarray:
+    """Return the Dirichlet parameter of each of the imbalance clients, in their order: (each,), equal in a pair."""
+    return np.repeat(np.geomspace(LOW_ALPHA, HIGH_ALPHA, each // 2), 2)
 
 
 def _split_pair(
