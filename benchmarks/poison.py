@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import report
@@ -25,12 +26,23 @@ import bespoke
 from bespoke.clients import SequentialClients, Trained
 from bespoke.core import rng, tree
 from bespoke.core.data import FederatedData, Rows
+from bespoke.core.settings import Training
 from bespoke.data import partitioned
+from bespoke.files import write_atomic
 from bespoke.runs import api, bounds
 
 CLIENTS, ROUNDS, SEEDS = 10, 30, (0, 1, 2)
 BAD = CLIENTS - 1  # the last one, so that the others keep their places
 LOSS = 3.0  # points that the good clients may lose
+RESULTS = Path(__file__).parents[1] / "results"
+PAGE = """# What one bad client of ten costs the others
+
+Written by `python benchmarks/poison.py` from `poison.json`, {bound}, on a {machine}. Nine alone: the accuracy of the
+nine good clients in a run of their own, pooled over their test rows, headline view, last round, in percent, mean of
+{seeds} seeds. The next columns: the points that these nine lose when the bad one takes part. Refused: how many of the
+bad client's {most} uploads, attack by attack. [reliability.md](../docs/reliability.md) says more.
+
+"""
 LARGEST = torch.finfo(torch.float32).max
 
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -178,9 +190,28 @@ def clean(name: str, seed: int, case: str) -> dict[str, Any]:
     return {"equal": equal, "largest": dict(largest), "beyond": dict(beyond)}
 
 
+def page(stored: dict[str, Any]) -> str:
+    """Return what the attacks cost as a Markdown page."""
+    attacks = [*INPUTS, *UPLOADS]
+    head = ["method", "nine alone", *attacks, "refused", "good ones refused"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in stored["attacks"]:
+        costs = [f"{row[attack]:.1f}" for attack in attacks]
+        times = ", ".join(str(row["times"][attack]) for attack in attacks)
+        cells = [f"`{row['method']}`", f"{row['alone']:.1f}", *costs, times, str(row["good refused"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    bound = "without a bound" if stored["bound"] is None else f"with a bound of {stored['bound']:,.0f}"
+    return (
+        PAGE.format(bound=bound, machine=stored["machine"], seeds=len(SEEDS), most=ROUNDS * len(SEEDS))
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
 def main() -> int:
     """Run everything, print two tables, and return 1 if a method loses more than it may or a clean run changes."""
     arguments = report.parser(__doc__, __file__)
+    arguments.set_defaults(out=str(RESULTS / "poison.json"))
     arguments.add_argument("--jobs", type=int, default=1, help="processes")
     arguments.add_argument("--names", nargs="*", default=list(bespoke.ALGORITHMS), help="methods")
     arguments.add_argument("--parts", nargs="+", default=["attacks", "clean"], choices=["attacks", "clean"])
@@ -247,7 +278,9 @@ def main() -> int:
                 )
     print(report.table(rows))
     print(report.table(ratios))
-    report.store(given.out, "cpu", attacks=rows, clean=ratios)
+    report.store(given.out, "cpu", bound=None if given.off else Training.bound, attacks=rows, clean=ratios)
+    if rows:
+        write_atomic(Path(given.out).with_suffix(".md"), page(json.loads(Path(given.out).read_text())))
     return int(bool(failed))
 
 

@@ -450,8 +450,9 @@ def recorded(group):
 
 
 def stream(case, purpose, round, client):
-    """The key of a client's work in a round."""
-    return rng.stream(rng.key(CASES[case].seed), {"train": rng.TRAIN, "eval": rng.EVAL}[purpose], round, client)
+    """The key of a client's work in a round; one that never took part adapts (once) where others are evaluated."""
+    found = rng.stream(rng.key(CASES[case].seed), rng.TRAIN if purpose == "train" else rng.EVAL, round, client)
+    return rng.fold_in(rng.fold_in(found, rng.ADAPT), 0) if purpose == "adapt" else found
 
 
 def main_pass(case, round, client):
@@ -479,10 +480,11 @@ def gate_noise(case, variant, batches):
     @functools.cache
     def noise(purpose, round, client, step):
         n = toy.TRAIN_ROWS[client]
-        key = main_pass(case, round, client)
-        if purpose == "adapt":
-            adapting = rng.fold_in(stream(case, "eval", round, client), rng.ADAPT)
-            key = rng.fold_in(rng.fold_in(adapting, 0), 0)
+        key = (
+            rng.fold_in(stream(case, "adapt", round, client), 0)
+            if purpose == "adapt"
+            else main_pass(case, round, client)
+        )
         draws = rng.logistic(rng.fold_in(key, 2 * step + 1), (n, toy.HIDDEN), torch.float64).numpy()
         by_row = np.empty_like(draws)
         by_row[rng.shuffle(rng.fold_in(key, 2 * step), n, n).numpy()] = draws

@@ -67,8 +67,8 @@ of(
     ),
     (
         "the head in prediction is not shrunk",
-        "head = gaussian.lda_head(stats, gaussian.log_prior(local, self.smooth), self.shrink)",
-        "head = gaussian.lda_head(stats, gaussian.log_prior(local, self.smooth))",
+        "head = gaussian.lda_head(own, gaussian.log_prior(local, self.smooth), self.shrink)",
+        "head = gaussian.lda_head(own, gaussian.log_prior(local, self.smooth))",
     ),
     (
         "the search does not shrink",
@@ -102,13 +102,28 @@ of(
     ),
     (
         "every class has its own mean in prediction",
-        'down["body"], stats, self.few_rows)',
-        'down["body"], stats, 0)',
+        'down["body"], shared, self.few_rows)',
+        'down["body"], shared, 0)',
     ),
     (
         "predicts with shared statistics",
-        'if self.at_test == "mixed":',
-        'if self.at_test == "received":',
+        "if state else self._searched(local, down)\n        head",
+        "if state else gaussian.received(local.task, down)\n        head",
+    ),
+    (
+        "searches again in spite of what was trained",
+        "own = gaussian.received(local.task, state) if state else self._searched(local, down)",
+        "own = self._searched(local, down)",
+    ),
+    (
+        "own statistics under the aggregated body",
+        '(state or down)["body"]',
+        'down["body"]',
+    ),
+    (
+        "a client without training predicts with room for statistics",
+        "if not state:\n            return state",
+        "if True:\n            return state",
     ),
     (
         "without betas the shared statistics alone",
@@ -152,8 +167,8 @@ of(
     ),
     (
         "sends its own means",
-        'return state, {"body": body, "mean": stats.mean,',
-        'return state, {"body": body, "mean": shared.mean,',
+        'up = {"body": body, "mean": stats.mean,',
+        'up = {"body": body, "mean": shared.mean,',
     ),
     (
         "means start centred",
@@ -233,6 +248,16 @@ of(
         "moves as if one client were there",
         "active / len(sigma)",
         "1.0 / len(sigma)",
+    ),
+    (
+        "warm rounds are smoothed",
+        "1.0 if warm else active / len(sigma)",
+        "active / len(sigma)",
+    ),
+    (
+        "warm rounds weigh by uncertainty",
+        "warm or not self.own_weight",
+        "not self.own_weight",
     ),
     (
         "the last variance between clients",
@@ -642,8 +667,8 @@ of(
     "fedavg",
     (
         "fine-tunes at the training rate",
-        "self.finetune_part, lr=self.finetune_lr or None",
-        "self.finetune_part",
+        "lr = self.finetune_lr or None",
+        "lr = None",
     ),
     (
         "fine-tunes everything",

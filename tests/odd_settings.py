@@ -72,6 +72,8 @@ def fitting(field):
         return st.one_of(st.integers(0, 12), st.sampled_from(edges))
     if isinstance(default, float):
         return st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.2e-38, 1e-9, 0.5, 0.99, 1.0, 1e6, 1e18]))
+    if isinstance(default, tuple) and "low" in rules:
+        return st.lists(st.integers(rules["low"], 4), max_size=3)
     if isinstance(default, tuple):
         return st.lists(st.sampled_from([*METRICS, "loss", "nothing"]), max_size=3)
     return st.sampled_from(NAMES)

@@ -13,7 +13,9 @@ from typing import Any
 
 from bespoke.errors import UserError, reason, shown
 from bespoke.files import write_atomic
+from bespoke.runs.api import built, carry_out, objective_of
 from bespoke.runs.experiment import Experiment, load, to_toml
+from bespoke.runs.recording import validation_curve
 
 LOG, BEST = "trials.jsonl", "best.toml"
 
@@ -153,20 +155,16 @@ def _optuna() -> Any:
 
 def _higher(experiment: Experiment) -> bool:
     """Return whether a larger value of the headline metric is better."""
-    from bespoke.runs.api import objective_of
-
     return next(iter(objective_of(experiment).metrics.values())).higher
 
 
 def validated(experiment: Experiment, device: str = "auto") -> float | None:
     """Run an experiment without its test rows, and return the headline metric pooled over all validation rows."""
-    from bespoke.runs.api import built, carried_out
-    from bespoke.runs.recording import validation_curve
-
     parts = built(experiment, device, "auto")
-    run = carried_out(experiment, parts._replace(pool=parts.pool.without_test()))
-    curve = validation_curve(run.folder, next(iter(run.federation.task.objective.metrics)))
-    return curve[-1] if curve else None
+    run = carry_out(experiment, parts._replace(pool=parts.pool.without_test()))
+    name, metric = next(iter(parts.task.objective.metrics.items()))
+    value = (validation_curve(run.folder, name) or [None])[-1]
+    return value if value is None or metric.higher else -value
 
 
 def _log(path: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ import awkward_runs
 import pytest
 import torch
 from awkward_runs import PRECISIONS, everything_finite, healthy_gap
-from golden_runs import library, one_round, training
-from toy import BACKENDS, CLASSES, POPULATION, gap, same_bits, start, task, train
+from golden_runs import library, one_round, run, training
+from toy import BACKENDS, CLASSES, gap, same_bits, start, task, train
 
 from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.contract import CHECKS, Subject
@@ -114,25 +114,32 @@ def test_the_first_state():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_statistics_as_received_are_not_mixed_a_second_time(backend):
-    """Evaluated on what it sent itself, a client predicts with the estimates of its last round."""
-    method = PFedFDA(at_test="received")
-    trained, _, fed = one_round(method, training("plain"), backend)
-    for client in range(POPULATION):
-        up = tree.map(lambda leaf, k=client: leaf[k : k + 1], trained.uploads.tree)
-        personal = fed.clients.personal(1, [client], {}, up)[0]
-        sent = tree.map(lambda leaf: leaf[0], up)
-        counts = torch.bincount(fed.clients.pool.y[fed.clients.pool.train.client(client)], minlength=CLASSES)
+def test_statistics_as_trained_are_those_that_were_sent(backend):
+    """A client predicts with its last round's body and statistics, whatever the server holds; others search."""
+    method = PFedFDA(test_statistics="trained")
+    ran = run(method, training("plain", rounds=2), backend, cohorts=[[0, 1], [1, 2]])
+    sent = ran.uploads[0] | ran.uploads[1]
+    for client, up in sent.items():
+        personal = ran.personal[-1][client]
+        pool = ran.federation.clients.pool
+        counts = torch.bincount(pool.y[pool.train.client(client)], minlength=CLASSES)
         prior = counts.double() / counts.sum() + method.smooth
-        head = gaussian.lda_head(gaussian.received(task(), sent), (prior / prior.sum()).log(), method.shrink)
+        head = gaussian.lda_head(gaussian.received(task(), up), (prior / prior.sum()).log(), method.shrink)
         assert gap({"w": personal["weight"], "b": personal["bias"]}, {"w": head.weight, "b": head.bias}) < 1e-10
-        assert same_bits(personal["body"], sent["body"])
-    alone = one_round(PFedFDA(betas="none"), training("plain"), backend)[2]
-    received, own = (each.clients.personal(1, [1], *each.down(each.start(), [1]))[0] for each in (fed, alone))
-    assert gap({"w": received["weight"]}, {"w": own["weight"]}) > 1e-2
+        assert same_bits(personal["body"], up["body"])
+    unseen = ran.personal[-1][3]
+    assert same_bits(unseen["body"], ran.server[-1]["body"])
+    searched = run(PFedFDA(), training("plain", rounds=2), backend, cohorts=[[0, 1], [1, 2]])
+    assert same_bits(searched.server[-1], ran.server[-1])
+    assert gap({"w": searched.personal[-1][1]["weight"]}, {"w": ran.personal[-1][1]["weight"]}) > 1e-2
 
 
-SWITCHES = [{"at_test": "received"}, {"betas": "none"}, {"ridge": 1e-4, "folds": 3}, {"repair": True, "few_rows": 0}]
+SWITCHES = [
+    {"test_statistics": "trained"},
+    {"betas": "none"},
+    {"ridge": 1e-4, "folds": 3},
+    {"repair": True, "few_rows": 0},
+]
 
 
 @pytest.mark.parametrize("fields", SWITCHES, ids=str)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from awkward_runs import PRECISIONS, everything_finite, healthy_gap
 from golden_runs import federation, library, method_of, run, training
-from toy import BACKENDS, POPULATION, data_of, start, task, train
+from toy import BACKENDS, POPULATION, data_of, same_bits, start, task, train
 
+from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.contract import CHECKS, Subject
 from bespoke.core import tree
@@ -26,6 +27,22 @@ def test_the_rules_set_steps_of_many_lengths():
     assert {1, 2} <= set(steps("self_fl/sum"))
     assert set(steps("self_fl/start alone")) == {5}
     assert steps("self_fl/warm")[:5] == [5] * 5  # the two warm rounds
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_warm_rounds_are_fedavg_to_the_bit(backend):
+    """Half of the clients in a round, minibatches, momentum; what comes after the warm rounds differs."""
+    cohorts, settings = [[0, 2], [1, 3], [2, 1], [0, 1]], {"batch": 2, "rounds": 4}
+    warm = run(
+        SelfFL(warm_rounds=3, default_steps=4),
+        training("momentum", **settings),
+        backend,
+        cohorts=cohorts,
+        inspect=False,
+    )
+    plain = run(FedAvg(), training("momentum", steps=4, **settings), backend, cohorts=cohorts, inspect=False)
+    same = [same_bits(a["model"], b["model"]) for a, b in zip(warm.server, plain.server, strict=True)]
+    assert same == [True, True, True, False]
 
 
 # --- the leave-one-out start ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from bespoke.core import rng, tree
 from bespoke.data import DATASETS, DataSettings, Examples, partitioned
-from bespoke.data.images import degrade
+from bespoke.data.images import degrade, views
 from bespoke.data.images.views import MOMENTS, compose, constants
 from bespoke.errors import UserError
 
@@ -118,7 +118,7 @@ def parts(count=12, batch=6, settings=DataSettings()):  # noqa: B008
     x = torch.tensor(np.random.default_rng(1).integers(0, 256, (count, batch, 3, 8, 8), dtype=np.uint8))
     keys = rng.fold_in(rng.key(5), torch.arange(count))
     extra = degrade.parameters(KINDS, RANKS, np.random.default_rng(2))
-    return keys, x, extra | constants(settings, count)
+    return keys, x, extra | constants(settings, count, x.numpy()[:, 0])
 
 
 @pytest.mark.parametrize("jitter_order", ["client", "call"])
@@ -261,8 +261,33 @@ def test_grey_images_have_no_colours_to_change(monkeypatch):
 def test_normalisation(normalise):
     x = torch.tensor(np.random.default_rng(0).integers(0, 256, (2, 3, 4, 4), dtype=np.uint8))
     settings = DataSettings(normalise=normalise)
-    own = tree.map(lambda leaf: leaf[0], constants(settings, 2))
+    own = tree.map(lambda leaf: leaf[0], constants(settings, 2, x.numpy()))
     found = compose(settings)(rng.key(0), x, own, True)
     for c in range(3):
         mean, std = (m[c % len(m)] for m in MOMENTS[normalise])
         assert torch.allclose(found[:, c], (x[:, c] / 255.0 - mean) / std, atol=1e-6)
+
+
+def test_pixels_are_standardised_by_their_own_moments(monkeypatch):
+    """FedProx's MNIST: (x - mean) / (deviation + 0.001) of each pixel on the scale 0..255, over all rows of the set."""
+    x = np.random.default_rng(0).integers(0, 256, (90, 3, 4, 5), dtype=np.uint8)
+    x[:, 0, 0, 0] = 0  # as at the border of a digit
+    examples = Examples(x, np.arange(90) % 3, 3, official_test=np.arange(90) >= 60)
+    monkeypatch.setitem(DATASETS, "pixels", DATASETS.read(lambda: examples, "here"))
+    monkeypatch.setattr(views, "PIECE", 1000)  # several pieces
+    pool, _ = partitioned(DataSettings(name="pixels", partition="iid", clients=6, new_clients=2, normalise="pixel"), 0)
+    values = x.astype(np.float64)
+    wanted = (values - values.mean(axis=0)) / (values.std(axis=0) + 0.001)
+    for client in (0, 5):
+        own = tree.map(lambda leaf, client=client: leaf[client], pool.extra)
+        found = pool.transform(rng.key(0), pool.x, own, True)
+        assert np.abs(found.numpy() - wanted).max() < 2e-5
+        assert (found[:, 0, 0, 0] == 0.0).all()
+    assert all(leaf.stride(0) == 0 for leaf in tree.leaves(pool.extra))  # one copy for all clients
+
+
+@pytest.mark.parametrize("change", [{"corrupt": "fog:3"}, {"augment": "fedpce"}, {"degrade": "fedpce"}])
+def test_pixels_that_are_changed_later_have_no_moments_of_their_own(pictures, change):
+    partition = "degradations" if "degrade" in change else "iid"
+    with pytest.raises(UserError, match=f"which images that {next(iter(change))} changes do not have: leave one of"):
+        partitioned(DataSettings(name="pictures", clients=6, partition=partition, normalise="pixel", **change), 0)

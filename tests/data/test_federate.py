@@ -25,6 +25,7 @@ from bespoke.data.examples import train_count
 from bespoke.data.images import corrupt
 from bespoke.data.images.degrade import DEGRADATIONS
 from bespoke.data.partition.replay import replay
+from bespoke.data.partition.volumes import pfedme
 from bespoke.data.pool import cut
 from bespoke.errors import UserError
 
@@ -125,6 +126,25 @@ def test_one_minibatch_of_train_rows():
     assert [t.tolist() for t in test] == [t.tolist() for t in cut(lists, DataSettings(), seed=0)[1]]
     less, _, _ = cut(lists, DataSettings(keep_rows=50, keep=0.25), seed=0)
     assert [len(rows) for rows in less] == [40, 8]
+
+
+def test_rows_are_kept_for_the_clients_that_are_named():
+    lists = [np.arange(i, i + 50) for i in range(0, 300, 50)]
+    everyone, test, _ = cut(lists, DataSettings(new_clients=2), seed=0)
+    for whom, cut_down in (("all", range(6)), ("new", range(4, 6)), ("train", range(4))):
+        settings = DataSettings(new_clients=2, keep=0.5, keep_rows=7, keep_clients=whom)
+        train, same_test, _ = cut(lists, settings, seed=0)
+        assert [len(rows) for rows in train] == [7 if i in cut_down else 40 for i in range(6)]
+        assert all(set(few) <= set(own) for few, own in zip(train, everyone, strict=True))
+        assert [t.tolist() for t in same_test] == [t.tolist() for t in test]
+
+
+def test_fewer_rows_are_some_of_more():
+    """So that a curve over the number of rows adds rows and replaces none."""
+    lists = [np.arange(i, i + 50) for i in range(0, 300, 50)]
+    settings = [DataSettings(new_clients=2, keep_rows=n, keep_clients="new") for n in (2, 5, 20)]
+    two, five, twenty = (cut(lists, each, seed=0)[0] for each in settings)
+    assert all(set(two[i]) < set(five[i]) < set(twenty[i]) for i in (4, 5))
 
 
 # --- the settings' way --------------------------------------------------------------------------------------
@@ -339,6 +359,63 @@ def test_conditions_stay_with_their_clients_when_empty_ones_are_left_out(monkeyp
         assert told == {"a": "hall", "c": "field", "d": "hall"}
 
 
+def coloured(monkeypatch):
+    """A data set of 240 small images of four classes in two domains."""
+    x = np.random.default_rng(0).integers(0, 256, (240, 3, 8, 8), dtype=np.uint8)
+    domains = Examples(x, np.arange(240) % 4, 4, domain=np.arange(240) % 2, domain_names=("ink", "chalk"))
+    monkeypatch.setitem(DATASETS, "coloured", DATASETS.read(lambda: domains, "here"))
+
+
+def test_a_partition_of_ones_own_names_conditions(monkeypatch):
+    coloured(monkeypatch)
+
+    def halves(labels, clients):
+        parts = [np.arange(i, 240, 3) for i in range(3)]
+        return data.Partition([parts[0][:0], *parts[1:]], conditions=("none", "early", "late")[: clients or 3])
+
+    monkeypatch.setitem(PARTITIONS, "halves", PARTITIONS.read(halves, "here"))
+    settings = DataSettings(name="coloured", partition="halves", clients=3)
+    assert partitioned(settings, 0, skip_empty=True)[1].conditions == ("early", "late")  # of those that are left
+    monkeypatch.setitem(PARTITIONS, "halves", PARTITIONS.read(lambda labels: halves(labels, 2), "here"))
+    with pytest.raises(UserError, match="the partition halves names 2 conditions for 3 clients: name one for each"):
+        partitioned(settings, 0)
+
+
+def test_only_rows_of_some_classes(monkeypatch):
+    monkeypatch.setitem(DATASETS, "official", DATASETS.read(official, "here"))
+    pool, found = partitioned(DataSettings(name="official", classes=(2, 0), partition="iid", clients=4), 0)
+    whole = official()
+    rows_kept = [i for i in range(180) if whole.y[i] in (2, 0)]
+    assert pool.num_classes == 2
+    assert pool.x[:, 0].tolist() == rows_kept  # its examples are their numbers
+    assert pool.y.tolist() == [{2: 0, 0: 1}[int(whole.y[i])] for i in rows_kept]
+    assert sorted(np.concatenate(found.lists)) == list(range(120))
+    own = federate_data(DataSettings(name="official", classes=(1,)), 0)  # owners and official marks go along
+    assert own.names == ("anna", "bert")
+    for i, part in ((0, "test"), (1, "train")):
+        wanted = [r for r in range(60, 120) if r % 4 // 2 == i and (r % 6 == 0) == (part == "test")]
+        assert own.x[getattr(own, part).client(i), 0].tolist() == wanted
+    numbers = Examples(np.zeros((9, 2)), np.linspace(0, 1, 9), 0)
+    monkeypatch.setitem(DATASETS, "numbers", DATASETS.read(lambda: numbers, "here"))
+    with pytest.raises(UserError, match="classes keeps rows by class, but the targets are not classes: leave it out"):
+        federate_data(DataSettings(name="numbers", classes=(0,)), 0)
+
+
+def test_pfedmes_split_makes_no_test_rows_of_its_own(monkeypatch):
+    """So that folds, validation and official test rows go with its replay."""
+    y = np.tile(np.arange(10), 700)
+    many = Examples(np.zeros((7000, 1)), y, 10, official_test=np.arange(7000) >= 6000)
+    monkeypatch.setitem(DATASETS, "many", DATASETS.read(lambda: many, "here"))
+    settings = DataSettings(name="many", partition="pfedme", clients=10, classes_per_client=3, replay=1, test=0.25)
+    pool, found = partitioned(settings, 0)
+    assert found.lists[0].tolist() == pfedme(y, None, 10, 3, 1).lists[0].tolist()
+    assert pool.train.sizes[0] == int(0.75 * len(found.lists[0]))
+    folded = partitioned(dataclasses.replace(settings, test=0.2, folds=4, validation=0.1), 3)[1]
+    assert [rows.tolist() for rows in folded.lists] == [rows.tolist() for rows in found.lists]
+    apart = federate_data(dataclasses.replace(settings, test=0.2, pool="split"), 0)
+    assert apart.train.index.max() < 6000 <= apart.test.index.min()
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -347,6 +424,18 @@ def test_conditions_stay_with_their_clients_when_empty_ones_are_left_out(monkeyp
         ({"replay": 42, "partition": "iid"}, "replay = 42 means nothing to partition iid, which takes no settings"),
         ({"replay": 42, "balance": False, "partition": "dirichlet"}, "replay repeats pFedFDA's script: leave balance"),
         ({"replay": 42, "subsample": 0.5, "partition": "dirichlet"}, "subsample, folds and validation off"),
+        ({"replay": 42, "classes": (0, 1), "partition": "dirichlet"}, "classes, subsample, folds and validation off"),
+        (
+            {"replay": 42, "keep": 0.5, "keep_clients": "train", "partition": "dirichlet"},
+            "replay keeps rows as pFedFDA's script does, of all clients: leave keep_clients out",
+        ),
+        ({"keep": 0.5, "keep_clients": "new"}, "keep_clients = 'new' selects no client: set .*new_clients"),
+        (
+            {"classes": (0, 3)},
+            "classes names class 3, of which 'official' has no rows: name each of its classes, 0 to 2",
+        ),
+        ({"classes": (2, 1, 2)}, "classes names a class twice: name each of its classes, 0 to 2, at most once"),
+        ({"classes": (-1,)}, "classes must be at least 0, not -1"),
         ({"pool": "split", "folds": 5}, "folds makes its own test rows"),
         ({"pool": "split", "replay": 42, "partition": "dirichlet"}, "replay makes its own test rows"),
         ({"partition": "domain", "clients": 6}, "no domains"),
@@ -382,6 +471,11 @@ MEANINGLESS = [
     ({"path": "*.npz"}, r"path = '\*.npz' means nothing to data set digits, which takes no settings of its own"),
     ({"num_classes": 3}, "num_classes = 3 means nothing to data set digits"),
     ({"name": "gaussian", "path": "x"}, "data set gaussian, which takes num_classes, rows, dim, spread: leave it out"),
+    ({"like": "mnist"}, "like = 'mnist' means nothing to data set digits"),
+    ({"name": "random", "like": "mnist", "dim": 3}, "data set random, which takes like, rows: leave it out"),
+    ({"keep_clients": "train"}, "keep_clients = 'train' means nothing to keep = 1 beside keep_rows = 0"),
+    ({"partition": "letters", "replay": 1}, "partition letters, which takes classes_per_client: leave"),
+    ({"partition": "pfedme", "alpha": 0.1}, "partition pfedme, which takes replay, classes_per_client: leave"),
     ({"name": "files", "rows": 3}, "data set files, which takes path, num_classes: leave it out"),
     ({"name": "mnist", "dim": 3}, "dim = 3 means nothing to data set mnist"),
     ({"fold": 1}, "fold = 1 means nothing to folds = 0, which takes test: leave it out"),
@@ -420,6 +514,7 @@ def test_every_key_that_belongs_to_another_is_taken_by_some_choice():
         k for keys in DEGRADATIONS.values() for k in keys
     }
     assert {key for key, other in of.items() if other == "corrupt"} == set(corrupt.takes("cifar_s"))
+    assert {key for key, other in of.items() if other == "keep"} == {"keep_clients"}
 
 
 def test_defaults_that_are_written_out_are_no_mistake():

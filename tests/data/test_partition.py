@@ -1,16 +1,18 @@
 """Partitions: every row at most once, the rule of each scheme, and the refusals."""
 
+import random
+
 import numpy as np
 import pytest
 from sklearn.model_selection import train_test_split
 
 from bespoke.data import PARTITIONS, DataSettings, Partition
 from bespoke.data.partition import basic, volumes
-from bespoke.data.partition.basic import dirichlet, dirichlet_counts, follow, iid, natural, pathological
+from bespoke.data.partition.basic import dirichlet, dirichlet_counts, follow, iid, natural, owner_groups, pathological
 from bespoke.data.partition.groups import degradations, domain
 from bespoke.data.partition.replay import replay
 from bespoke.data.partition.schemes import Known, split_rows
-from bespoke.data.partition.volumes import equal_dirichlet, power_law
+from bespoke.data.partition.volumes import equal_dirichlet, letters, pfedme, power_law
 from bespoke.data.sources import store
 from bespoke.errors import UserError
 
@@ -216,6 +218,16 @@ def test_natural_takes_the_rows_of_each_owner():
         natural(None, 3)
 
 
+def test_owners_are_joined_in_their_order():
+    owner = np.array([4, 0, 0, 1, 2, 2, 3, 1])
+    assert [rows.tolist() for rows in owner_groups(owner, 2).lists] == [[1, 2, 3, 4, 5, 7], [0, 6]]
+    assert [len(rows) for rows in owner_groups(np.repeat(np.arange(60), 5), 5).lists] == [60] * 5
+    with pytest.raises(UserError, match="no clients of its own to join"):
+        owner_groups(None, 3)
+    with pytest.raises(UserError, match="6 groups are more than the data set's 5 clients: lower"):
+        owner_groups(owner, 6)
+
+
 def test_other_rows_follow_a_partition_class_by_class():
     y, others = labels(300, 200, 40), labels(30, 20, 4, 9)
     found = dirichlet(y, rng(), 6, 0.3)
@@ -323,6 +335,112 @@ def test_the_power_law_shares_what_is_left_by_lognormal_draws():
         power_law(labels(100, 90, 8), rng(), 7, 2, 4)
     with pytest.raises(UserError, match="classes_per_client is 4, but the data has 3"):
         power_law(y, rng(), 7, 4)
+
+
+def written_out_letters(y, draws, clients, each):
+    """The wanted rows of each class on each client, client by client, as FedProx's script for letters counts them."""
+    classes = y.max() + 1
+    wanted = np.zeros((clients, classes), int)
+    for u, n in enumerate(draws.lognormal(4, 1, clients) + 5):
+        for j in range(each):
+            wanted[u, (u + j) % classes] = max(2, int(n / each))
+    return wanted
+
+
+def test_letters_have_lognormal_volumes():
+    """200 clients, five of ten letters: FedProx counts 92 rows a client, give or take 159; exp(4.5) + 5 = 95."""
+    y = labels(*[4000] * 10)
+    found = letters(y, rng(), 200, 5)
+    assert_disjoint(found)
+    held = class_counts(y, found)
+    assert np.array_equal(held, written_out_letters(y, rng(), 200, 5))
+    assert sizes(found).min() >= 10 and set((held > 0).sum(axis=1)) == {5}
+    means = [sizes(letters(y, rng(seed), 200, 5)).mean() for seed in range(10)]
+    assert np.mean(means) == pytest.approx(np.exp(4.5) + 5 - 2.5, abs=5)  # 2.5: what rounding down leaves out
+
+
+def test_letters_that_are_rare_are_shared_in_proportion():
+    y = labels(4000, 60, 4000)
+    found = letters(y, rng(3), 12, 2)
+    assert_disjoint(found)
+    held, wanted = class_counts(y, found), written_out_letters(y, rng(3), 12, 2)
+    assert np.array_equal(held[:, [0, 2]], wanted[:, [0, 2]])
+    beyond, takers = np.maximum(0, wanted[:, 1] - 2), wanted[:, 1] > 0
+    assert takers.sum() == 8 and wanted[:, 1].sum() > 60
+    assert held[takers, 1].tolist() == [2 + int(44 * b) // int(beyond.sum()) for b in beyond[takers]]
+    with pytest.raises(
+        UserError, match=r"class 1 has 15 rows, but its 8 clients need 2 each: lower .* or classes_per_"
+    ):
+        letters(labels(4000, 15, 4000), rng(), 12, 2)
+    with pytest.raises(UserError, match="classes_per_client is 4, but the data has 3"):
+        letters(y, rng(), 12, 4)
+
+
+def written_out_pfedme(y, seed, clients, each):
+    """pFedMe's script in plain steps: global generators, lists of rows in their order."""
+    np.random.seed(seed)
+    random.seed(seed)
+    classes = y.max() + 1
+    rows = [np.where(y == k)[0].tolist() for k in range(classes)]
+    place, hands = [0] * classes, [[] for _ in range(clients)]
+    for u in range(clients):
+        for j in range(each):
+            k = (u + j) % classes
+            hands[u] += rows[k][place[k] : place[k] + 10]
+            place[k] += 10
+    draws = np.random.lognormal(0, 2.0, (classes, clients, each))
+    totals = np.sum(draws, (1, 2))
+    for u in range(clients):
+        for j in range(each):
+            k = (u + j) % classes
+            share = (len(rows[k]) - clients) * draws[k, u // (clients // classes), j] / totals[k]
+            more = int(share) + random.randint(300, 600)
+            if clients <= 20:
+                more = 2 * more
+            if place[k] + more < len(rows[k]):
+                hands[u] += rows[k][place[k] : place[k] + more]
+                place[k] += more
+    return hands
+
+
+@pytest.mark.parametrize(("clients", "each", "seed"), [(20, 3, 1), (20, 3, 7), (30, 2, 1), (10, 4, 3)])
+def test_pfedmes_split_is_the_script_to_the_row(clients, each, seed):
+    y = labels(*range(5990, 6040, 5))
+    found = pfedme(y, rng(), clients, each, replay=seed)
+    assert [own.tolist() for own in found.lists] == [
+        sorted(hand) for hand in written_out_pfedme(y, seed, clients, each)
+    ]
+    assert found.hash() == pfedme(y, rng(5), clients, each, replay=seed).hash()  # the script's seed alone counts
+
+
+def test_pfedmes_own_federation():
+    """20 clients of three classes of CIFAR-10, seed 1: 1,150 to 4,536 rows, 54,572 in all."""
+    y = np.tile(np.arange(10), 6000)
+    found = pfedme(y, rng(), 20, 3, replay=1)
+    assert_disjoint(found)
+    n = sizes(found)
+    assert (n.min(), n.max(), n.sum()) == (1150, 4536, 54_572)
+    held = class_counts(y, found)
+    assert all(np.flatnonzero(held[u]).tolist() == sorted((u + j) % 10 for j in range(3)) for u in range(20))
+
+
+def test_other_draws_of_pfedmes_split():
+    y = np.tile(np.arange(10), 6000)
+    many = [pfedme(y, rng(seed), 20, 3) for seed in range(8)]
+    assert len({found.hash() for found in many}) == 8
+    for found in many:
+        assert_disjoint(found)
+        held = class_counts(y, found)
+        more = held[held > 0] - 10
+        assert ((more == 0) | (more >= 600)).all() and (more % 2 == 0).all()
+        assert sizes(found).min() >= 30 and sizes(found).max() < 9000
+        assert all(rows.max() > 50_000 for rows in found.lists)  # from everywhere, not the first ones
+    with pytest.raises(
+        UserError, match=r"class 0 has 35 rows, but its 4 clients need 10 each: lower .* or classes_per_"
+    ):
+        pfedme(labels(35, 90), rng(), 4, 2)
+    assert sizes(pfedme(labels(*[50] * 5), rng(), 5, 2)).tolist() == [20] * 5  # too few rows for any more
+    assert sizes(pfedme(labels(*[30] * 40), rng(), 100, 1)).tolist() == [10] * 100  # fewer rows than clients
 
 
 def test_pathological_at_the_size_of_pfedvmp():

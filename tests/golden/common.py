@@ -156,9 +156,12 @@ def gradient(p, x, y):
     return body_gradient(p, x, e @ p["head.weight"]) | {"head.weight": e.T @ z, "head.bias": e.sum(axis=0)}
 
 
-def predictions(problem, models):
-    """Everyone's only view, from everyone's model."""
-    return [{"personal": logits(p, x)} for p, x in zip(models, problem.x_test, strict=True)]
+def predictions(problem, models, common=None):
+    """Everyone's view, from everyone's model, and a second one if all have a common model."""
+    found = [{"personal": logits(p, x)} for p, x in zip(models, problem.x_test, strict=True)]
+    if common is None:
+        return found
+    return [view | {"global": logits(common, x)} for view, x in zip(found, problem.x_test, strict=True)]
 
 
 # --- trees ----------------------------------------------------------------------------------------------------
@@ -241,10 +244,12 @@ def path(problem, slope, p):
     return iterates
 
 
-def finetuned(problem, w, epochs, part="all"):
-    """Everyone's view after so many epochs on its own rows."""
-    trained = HEAD if part == "head" else ALL
-    return predictions(problem, [train(problem, k, w, epochs, trained) if epochs else w for k in range(len(problem.x))])
+def finetuned(problem, w, epochs, part="all", twist=""):
+    """Everyone's views after so many epochs on its own rows and before them; one without any."""
+    trained, everyone = HEAD if part == "head" else ALL, range(len(problem.x))
+    steps = 0 if twist == "no fine-tuning" else epochs
+    models = [train(problem, k, w, steps, trained) if steps else w for k in everyone]
+    return predictions(problem, models, w if epochs else None)
 
 
 def mean(problem, clients, parts, twist=""):

@@ -28,7 +28,8 @@ def fedavg(problem, finetune_epochs=0, finetune_part="all", finetune_lr=0.0, mu=
         if twist == "fine-tuned model is sent":
             w = mean(problem, cohort, [personal[k] for k in cohort])
         seen |= set(cohort)
-        out.keep({"model": w}, {k: {} for k in seen}, predictions(problem, personal))
+        views = predictions(problem, personal, w if finetune_epochs else None)
+        out.keep({"model": w}, {k: {} for k in seen}, views)
     return out
 
 

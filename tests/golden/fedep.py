@@ -58,7 +58,7 @@ def fedep(problem, precision, server_lr=1.0, warm_rounds=1, variant="ep", finetu
             damping[k] = step / (1.0 if twist == "sites are not damped" else len(cohort))
         server = {"model": mu, "first": first, "rows": rows.copy(), "damping": damping.copy(), "round": r + 1.0}
         states = {k: {"site": moved[k], "pending": pending[k]} for k in moved}
-        out.keep(server, states, finetuned(problem, mu, 0 if twist == "no fine-tuning" else finetune_epochs))
+        out.keep(server, states, finetuned(problem, mu, finetune_epochs, twist=twist))
     return out
 
 

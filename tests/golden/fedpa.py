@@ -71,7 +71,7 @@ def fedpa(
         velocity = combine(lambda d, v, m=m: d + m * v, step, velocity)
         theta = combine(lambda w, v: w - server_lr * v, theta, velocity)
         seen |= set(cohort)
-        views = finetuned(problem, theta, 0 if twist == "no fine-tuning" else finetune_epochs)
+        views = finetuned(problem, theta, finetune_epochs, twist=twist)
         out.keep({"model": theta, "velocity": velocity}, {k: {} for k in seen}, views)
     return out
 

@@ -37,8 +37,7 @@ def moon(problem, mu, tau, finetune_epochs=0, finetune_part="all", twist=""):
         if twist == "keeps the average":
             previous |= dict.fromkeys(cohort, w)
         states = {k: {"previous": p, "seen": np.ones(())} for k, p in previous.items()}
-        epochs = 0 if twist == "no fine-tuning" else finetune_epochs
-        out.keep({"model": w}, states, finetuned(problem, w, epochs, finetune_part))
+        out.keep({"model": w}, states, finetuned(problem, w, finetune_epochs, finetune_part, twist))
     return out
 
 

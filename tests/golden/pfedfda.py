@@ -79,9 +79,21 @@ def search(loss, two):
 # --- the method -----------------------------------------------------------------------------------------------
 
 
-def pfedfda(problem, first, held_out, betas="one", ridge=1.0, smooth=1e-4, shrink=1e-4, few_rows=2, folds=2, twist=""):
+def pfedfda(
+    problem,
+    first,
+    held_out,
+    betas="one",
+    ridge=1.0,
+    smooth=1e-4,
+    shrink=1e-4,
+    few_rows=2,
+    folds=2,
+    test_statistics="searched",
+    twist="",
+):
     """``held_out(purpose, round, client, folds)`` are the rows of each fold, (k, n)."""
-    out, server, d = Outcome(), first, first["mean"].shape[1]
+    out, server, d, sent = Outcome(), first, first["mean"].shape[1], {}
     classes = len(first["mean"])
     smooth = 1e-9 if twist == "prior not smoothed" else smooth
     shrink = 1e-12 if twist == "head not shrunk" else shrink
@@ -130,14 +142,20 @@ def pfedfda(problem, first, held_out, betas="one", ridge=1.0, smooth=1e-4, shrin
             few = few_rows if twist == "few rows in training" else 0
             (mu, cov), logged[k] = statistics(seen, k, shared, few, held_out("train", round, k, folds))
             ups[k] = {"body": body, "mean": mu, "cov": pack(cov)}
-        server = averaged(problem, cohort, ups, twist)
+        server, sent = averaged(problem, cohort, ups, twist), sent | ups
         shared, views = (server["mean"], unpack(server["cov"], d)), []
+        as_trained = test_statistics == "trained"
         for k, x in enumerate(problem.x_test):
             few = 0 if twist == "every class its own mean at prediction" else few_rows
-            (mu, cov), _ = statistics(server["body"], k, shared, few, held_out("eval", round, k, folds))
+            masks = held_out("adapt" if as_trained else "eval", round, k, folds)
+            (mu, cov), _ = statistics(server["body"], k, shared, few, masks)
+            body = server["body"]
+            if as_trained and k in sent and twist != "searches again":
+                mu, cov = sent[k]["mean"], unpack(sent[k]["cov"], d)
+                body = body if twist == "own statistics under the aggregated body" else sent[k]["body"]
             weight, bias = head(k, *(shared if twist == "predicts with shared statistics" else (mu, cov)))
-            views.append({"personal": features(server["body"], x) @ weight.T + bias})
-        states = {k: {} for k in {*cohort, *(out.states[-1] if out.states else ())}}
+            views.append({"personal": features(body, x) @ weight.T + bias})
+        states = {k: up if as_trained else {} for k, up in sent.items()}
         out.keep(server, states, views, ups, logged)
     return out
 
@@ -150,6 +168,7 @@ CASES = {
     "pfedfda/three folds": Case(
         {"folds": 3, "smooth": 0.01, "shrink": 0.05}, PLAIN, cohorts=COHORTS[:2], tolerance=1e-8
     ),
+    "pfedfda/trained": Case({"test_statistics": "trained"}, PLAIN, cohorts=COHORTS[:2], tolerance=1e-8),
 }
 
 MISTAKES = [
@@ -173,4 +192,5 @@ MISTAKES = [
         late=True,
     ),
     *mistakes("pfedfda", "interpolates the other way", "single rows are folded too", variants=("momentum",)),
+    *mistakes("pfedfda/trained", "searches again", "own statistics under the aggregated body", late=True),
 ]

@@ -72,7 +72,7 @@ def qlsd(
             average = combine(lambda *ts: sum(ts) / len(ts), *kept) if kept else theta
             server |= {"mean": average, "kept": float(len(kept))}
         used = average if average_from and twist != "last sample predicts" else theta
-        views = finetuned(problem, used, 0 if twist == "no fine-tuning" else finetune_epochs)
+        views = finetuned(problem, used, finetune_epochs, twist=twist)
         out.keep(server, {k: {"memory": m} for k, m in memory.items()}, views)
     return out
 

@@ -77,7 +77,8 @@ def self_fl(
             hat = mean(problem, cohort, [theta[k] for k in cohort])
         else:
             hat = {n: sum(w * theta[k][n] for w, k in zip(weights, cohort, strict=True)) / sum(weights) for n in ALL}
-        share = 1.0 if twist == "no smoothing" else len(cohort) / population
+        whole = twist == "no smoothing" or (warm and twist != "smooths in warm rounds")
+        share = 1.0 if whole else len(cohort) / population
         server = {
             "model": {n: (1.0 - share) * server["model"][n] + share * hat[n] for n in ALL},
             "sigma": sigma,
@@ -141,5 +142,5 @@ MISTAKES = [
     *mistakes("self_fl/steps alone", "other steps rule", variants=VARIANTS),
     *mistakes("self_fl/n-1", "other variance", variants=VARIANTS),
     *mistakes("self_fl/weights alone", "old variance between clients", "rows for weights", variants=VARIANTS),
-    *mistakes("self_fl/warm", "warm rounds count", variants=VARIANTS),
+    *mistakes("self_fl/warm", "warm rounds count", "smooths in warm rounds", variants=VARIANTS),
 ]

@@ -265,7 +265,73 @@ def test_local_evaluation_is_refused_where_uploads_do_not_replace_the_broadcast(
 @pytest.mark.parametrize("name", ["local", "fedavg_ft", "fedprox", "fedper", "fedrep", "lg_fedavg", "ditto"])
 def test_local_evaluation_works_with_the_methods(name):
     done = ran(name, rounds=1, evaluation={"when": "local"}, model={"name": "mlp", "hidden": 4})
-    assert [row["client"] for row in evaluated(done)] == done.folder.rounds()[0]["cohort"]
+    assert [row["client"] for row in evaluated(done, view="personal")] == done.folder.rounds()[0]["cohort"]
+
+
+# --- new clients --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_local_evaluation_asks_new_clients_with_the_aggregated_broadcast(backend):
+    done = ran(backend=backend, rounds=3, data={"new_clients": 2}, evaluation={"every": 1, "when": "local"})
+    for number, row in enumerate(done.folder.rounds(), 1):
+        lines = evaluated(done, round=number)
+        assert [line["client"] for line in lines] == [*row["cohort"], 4, 5]
+        assert {line["group"]: line["logged"]["sum"] for line in lines} == {"train": 1.0, "new": number}
+        assert [line["logged"]["adapted"] for line in lines if line["group"] == "new"] == [1.0, 1.0]
+    assert done.summary["views"]["personal"]["last"]["all"]["clients"] == len(row["cohort"])
+    assert done.summary["views"]["personal"]["last"]["new"]["clients"] == 2
+
+
+LATE = "new clients adapt for 6 rounds, so they are evaluated after the last round only"
+
+
+@pytest.mark.parametrize("when", ["aggregated", "local"])
+@pytest.mark.parametrize(
+    ("settings", "rounds", "noted"),
+    [
+        ({"adapt_rounds": 5}, [2, 4, 5], False),
+        ({"adapt_rounds": 6}, [5], True),
+        ({"adapt_rounds": 6, "adapt_every": 1}, [2, 4, 5], False),
+        ({"adapt_rounds": 0, "adapt_every": 0}, [5], False),
+        ({"adapt_every": 4}, [4, 5], False),
+        ({"adapt_every": 3}, [5], False),  # round 3 is not evaluated
+    ],
+)
+def test_new_clients_are_evaluated_where_that_is_no_burden_or_asked_for(when, settings, rounds, noted):
+    done = ran(rounds=5, data={"new_clients": 1}, evaluation={"every": 2, "when": when} | settings)
+    assert [row["round"] for row in evaluated(done, group="new")] == rounds
+    assert sorted({row["round"] for row in evaluated(done) if row["group"] != "new"}) == [2, 4, 5]
+    assert any(note.startswith(LATE) for note in done.notes) == noted
+    for row in evaluated(done, group="new"):
+        assert row["logged"]["adapted"] == settings.get("adapt_rounds", 1)
+
+
+def test_every_evaluation_of_the_population_is_of_the_same_clients():
+    """Best rounds compare them, so clients that were not drawn yet are adapted in each, however long that takes."""
+    done = ran(rounds=4, rate=0.3, data={"new_clients": 1}, evaluation={"every": 1, "adapt_rounds": 6})
+    for number in range(1, 5):
+        assert [row["client"] for row in evaluated(done, round=number) if row["group"] != "new"] == list(range(M - 1))
+
+
+@pytest.mark.parametrize("when", ["aggregated", "local"])
+@pytest.mark.parametrize(("whom", "groups"), [("all", {"train", "new"}), ("train", {"train"}), ("new", {"new"})])
+def test_whom_to_evaluate_may_be_chosen(when, whom, groups):
+    done = ran(rounds=2, rate=1.0, data={"new_clients": 2}, evaluation={"every": 1, "when": when, "clients": whom})
+    for number in (1, 2):
+        lines = evaluated(done, round=number)
+        assert {row["group"] for row in lines} == groups and len(lines) == 4 * ("train" in groups) + 2 * (
+            "new" in groups
+        )
+    if whom == "new":
+        assert "all 2 new clients with test rows: accuracy" in str(done)
+
+
+def test_new_clients_that_are_not_there_cannot_be_the_only_ones():
+    with pytest.raises(UserError, match=r'clients = "new", but there are no new clients: set \[data\] new_clients'):
+        ran(evaluation={"clients": "new"})
+    with pytest.raises(UserError, match="patience judges the training population"):
+        ran(data={"new_clients": 1, "validation": 0.2}, evaluation={"clients": "new", "patience": 1, "every": 1})
 
 
 # --- unsound uploads ----------------------------------------------------------------------------------------------
@@ -464,6 +530,17 @@ def test_patience_stops_after_so_many_evaluations_without_a_better_one(monkeypat
     assert scripted(monkeypatch, *curve, patience=3).summary["rounds"] == 8
     assert scripted(monkeypatch, *curve, patience=0, rounds=10).summary["rounds"] == 10
     assert scripted(monkeypatch, *curve, patience=2, every=2).summary["rounds"] == 10  # 0.6, 0.55, 0.9, 0.9, 0.9
+
+
+def test_new_clients_are_evaluated_where_patience_ends_a_run():
+    settings = {"every": 1, "patience": 2, "adapt_rounds": 6}
+    done = ran(rounds=9, data={"new_clients": 1, "validation": 0.2}, evaluation=settings)  # which learns nothing
+    assert done.summary["rounds"] == 3
+    assert {row["round"] for row in evaluated(done, group="new")} == {3}
+    assert not evaluated(
+        ran(rounds=9, data={"new_clients": 1, "validation": 0.2}, evaluation=settings | {"clients": "train"}),
+        group="new",
+    )
 
 
 def test_patience_looks_at_the_training_populations_validation_rows_and_the_headline_alone():

@@ -197,7 +197,7 @@ def test_records_without_their_experiment_are_refused(left, resume, tmp_path):
 
 def test_a_run_that_fails_before_its_first_write_blocks_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("bespoke.runs.execution._environment", lambda *args: 1 / 0)
+        patch.setattr("bespoke.runs.execution.environment_of", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bespoke.run(experiment(), tmp_path)
     (tmp_path / ".config.toml.0123456789abcdef.tmp").write_text("cut sh")  # by a kill, before the folder held a run

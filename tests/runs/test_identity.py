@@ -94,13 +94,13 @@ def swapped(a, b):
 
 
 def test_another_order_is_refused(tmp_path):
-    pool, content = a_pool(), identity.content_hashes(a_pool())
+    told = identity.described(a_pool())
     run = RunFolder.create(tmp_path)
-    run.write_json(FEDERATION, identity.described(pool, content))
-    assert identity.compare(run, pool, content) == []
+    run.write_json(FEDERATION, told)
+    assert identity.compare(run, told) == []
     order = [1, 0, 2]
     with pytest.raises(UserError, match=r"client '0' is at another place \(0 there, 1 here\)"):
-        identity.compare(run, a_pool(order), identity.content_hashes(a_pool(order)))
+        identity.compare(run, identity.described(a_pool(order)))
 
 
 def test_the_description_is_written_once(trained, tmp_path):

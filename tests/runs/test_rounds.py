@@ -105,5 +105,5 @@ def test_patience_counts_only_rounds_that_were_judged_by_the_same_metric():
         shown = {"round": number, "evaluated": {"view": "v", "metric": metric, "higher": higher}}
         records.append("rounds.jsonl", [shown])
         records.append("clients.jsonl", [line(number, r2=[2.0, 4.0], mae=[4.0 * number, 4.0])])
-    assert recording._validation_curve(records, "r2") == [0.5]
-    assert recording._validation_curve(records, "mae") == [-2.0, -3.0]
+    assert recording.validation_curve(records, "r2") == [0.5]
+    assert recording.validation_curve(records, "mae") == [-2.0, -3.0]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from small_runs import command
 import bespoke
 from bespoke.cli import demo
 from bespoke.data.federate import check_settings
+from bespoke.data.sources.catalogue import CATALOGUE
 from bespoke.models import build_task
 from bespoke.runs import federation
 from bespoke.runs.experiment import experiments_folder, from_tables, load, shipped
@@ -24,7 +26,11 @@ ROOT = Path(__file__).parents[2]
 FILES = {
     path.relative_to(experiments_folder()).as_posix(): path for path in sorted(experiments_folder().rglob("*.toml"))
 }
+SHAPES = {"digits": ((1, 8, 8), 10), "synthetic_hierarchy": ((1,), 1)}  # of a row, and the outputs
 PRESETS = [name for name, path in FILES.items() if path.parent.name == "algorithms"]
+
+
+build = cache(build_task)  # many experiments have one model
 
 
 # --- experiments --------------------------------------------------------------------------------------------------
@@ -47,7 +53,7 @@ def test_every_experiment_loads_by_name_and_by_path_and_survives_the_round_trip(
 def test_every_key_of_an_experiment_means_something(name):
     loaded, _ = load(name)
     check_settings(loaded.data)
-    build_task(loaded.model, {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28)}.get(loaded.data.name, (3, 32, 32)), 10)
+    build(loaded.model, *(SHAPES.get(loaded.data.name) or (CATALOGUE[loaded.data.name].shapes[0], 10)))
 
 
 @pytest.mark.parametrize("name", list(shipped()))
@@ -57,14 +63,19 @@ def test_every_experiment_says_what_it_is(name):
 
 
 @pytest.mark.parametrize("name", list(shipped()))
-@pytest.mark.parametrize("algorithm", list(bespoke.ALGORITHMS))
-def test_every_experiment_takes_every_method(name, algorithm):
-    loaded, source = load(name, algorithm)
-    assert loaded.algorithm_name == algorithm
-    path = FILES[f"{name}.toml"]
-    preset = path.parent / "algorithms" / f"{algorithm}.toml"
-    own = load(name)[0].algorithm_name == algorithm
-    assert source == (str(preset) if preset.is_file() else str(path) if own else "the method's defaults")
+def test_every_experiment_takes_every_method(name):
+    path, own = FILES[f"{name}.toml"], load(name)[0].algorithm_name
+    for algorithm in bespoke.ALGORITHMS:
+        loaded, source = load(name, algorithm)
+        assert loaded.algorithm_name == algorithm
+        preset = path.parent / "algorithms" / f"{algorithm}.toml"
+        file = str(preset) if preset.is_file() else str(path) if algorithm == own else "the method's defaults"
+        assert source == file, algorithm
+
+
+def test_tables_and_presets_are_no_experiments():
+    assert {"tables", "algorithms"} <= {path.parent.name for path in FILES.values()}
+    assert not {"tables", "algorithms"} & {path.parent.name for path in shipped().values()}
 
 
 def test_presets_belong_to_a_method():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from bespoke.core.algorithm import Algorithm
+from bespoke.core.algorithm import Algorithm, finetuned
 from bespoke.core.settings import knob
 
 
@@ -22,8 +22,9 @@ class FedAvg(Algorithm):
     | n_k / n | ``Uploads.weights`` |
 
     The personal model is the global one, or with ``finetune_epochs`` a copy of it that each client
-    trains a little further and discards (FedAvg-FT): the strongest simple baseline. Nothing is kept
-    on a client, so an unseen client is treated like any other.
+    trains a little further and discards (FedAvg-FT): the strongest simple baseline. Then there are
+    two views: after fine-tuning, and before it, which is FedAvg. Nothing is kept on a client, so an
+    unseen client is treated like any other.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -36,7 +37,6 @@ class FedAvg(Algorithm):
         return state, {"model": local.sgd(local.task.loss, down["model"])}
 
     def personalize(self, local, state, down):
-        """Return the global model, fine-tuned if asked."""
-        return local.finetune(
-            down["model"], self.finetune_epochs, self.finetune_part, lr=self.finetune_lr or None
-        )
+        """Return the global model, if asked after fine-tuning and before it."""
+        lr = self.finetune_lr or None
+        return finetuned(local, down["model"], self.finetune_epochs, self.finetune_part, lr)

@@ -6,7 +6,7 @@ from typing import final
 import torch
 
 from bespoke.core import tree
-from bespoke.core.algorithm import Algorithm
+from bespoke.core.algorithm import Algorithm, finetuned
 from bespoke.core.settings import knob
 from bespoke.maths import posterior
 
@@ -115,5 +115,5 @@ class FedEP(Algorithm):
         return new | {"model": model, "first": model if warm else server["first"], "round": rounds}
 
     def personalize(self, local, state, down):
-        """Return the mean of q, fine-tuned if asked."""
-        return local.finetune(down["model"], self.finetune_epochs)
+        """Return the mean of q, if asked after fine-tuning and before it."""
+        return finetuned(local, down["model"], self.finetune_epochs)

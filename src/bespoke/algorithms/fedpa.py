@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from bespoke.core import tree
-from bespoke.core.algorithm import Algorithm
+from bespoke.core.algorithm import Algorithm, finetuned
 from bespoke.core.settings import knob
 from bespoke.maths import posterior
 
@@ -75,5 +75,5 @@ class FedPA(Algorithm):
         return {"model": tree.add(server["model"], velocity, -self.server_lr), "velocity": velocity}
 
     def personalize(self, local, state, down):
-        """Return the global model, fine-tuned if asked."""
-        return local.finetune(down["model"], self.finetune_epochs)
+        """Return the global model, if asked after fine-tuning and before it."""
+        return finetuned(local, down["model"], self.finetune_epochs)

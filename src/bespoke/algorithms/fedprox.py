@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from bespoke.core.algorithm import Algorithm
+from bespoke.core.algorithm import Algorithm, finetuned
 from bespoke.core.settings import knob
 from bespoke.maths.proximal import near
 
@@ -39,5 +39,5 @@ class FedProx(Algorithm):
         }
 
     def personalize(self, local, state, down):
-        """Return the global model, fine-tuned without the term if asked."""
-        return local.finetune(down["model"], self.finetune_epochs, self.finetune_part)
+        """Return the global model, if asked after fine-tuning without the term and before it."""
+        return finetuned(local, down["model"], self.finetune_epochs, self.finetune_part)

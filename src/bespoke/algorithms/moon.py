@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch.nn import functional as F
 
-from bespoke.core.algorithm import Algorithm
+from bespoke.core.algorithm import Algorithm, finetuned
 from bespoke.core.objective import masked_mean
 from bespoke.core.settings import knob
 
@@ -60,5 +60,5 @@ class MOON(Algorithm):
         return {"previous": model, "seen": torch.ones_like(state["seen"])}, {"model": model}
 
     def personalize(self, local, state, down):
-        """Return the global model, fine-tuned without the term if asked."""
-        return local.finetune(down["model"], self.finetune_epochs, self.finetune_part)
+        """Return the global model, if asked after fine-tuning without the term and before it."""
+        return finetuned(local, down["model"], self.finetune_epochs, self.finetune_part)

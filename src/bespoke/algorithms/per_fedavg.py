@@ -95,7 +95,3 @@ class PerFedAvg(Algorithm):
             return descend(w, grad(loss)(w, batch), alpha)
 
         return {"personal": local.scan(step, w, epochs=self.finetune_epochs), "global": w}
-
-    def predict(self, task, personal, x):
-        """Return logits after and before the adaptation."""
-        return {view: task.logits(model, x) for view, model in personal.items()}

@@ -35,8 +35,8 @@ class PFedFDA(Algorithm):
     found by a deterministic search of the exact objective, not by L-BFGS. Prediction uses the
     aggregated body and statistics interpolated anew, so trained, unseen and new clients are treated
     alike and none takes a gradient step; a class with at most ``few_rows`` rows then keeps its
-    global mean. With ``at_test = "received"`` statistics are used as received; ``[evaluation] when
-    = "local"`` makes them the client's own last ones, as in the paper.
+    global mean. With ``test_statistics = "trained"`` a client that took part keeps body and
+    statistics as it last sent them and predicts with those, as section 4.3 has it.
     Bytes per client and round: body, C d means and d(d+1)/2 of the covariance, up and down.
     """
 
@@ -53,10 +53,10 @@ class PFedFDA(Algorithm):
     few_rows: int = knob(
         2, "in prediction, classes with at most this many rows keep the global mean", low=0
     )
-    at_test: str = knob(
-        "mixed",
-        "statistics to predict with: mixed anew, or as received",
-        choices=("mixed", "received"),
+    test_statistics: str = knob(
+        "searched",
+        "predict with aggregated statistics, mixed anew, or with one's own as last trained",
+        choices=("searched", "trained"),
     )
     needs_classes = True
 
@@ -66,6 +66,12 @@ class PFedFDA(Algorithm):
 
     def broadcast(self, server):
         return server
+
+    def client_init(self, task, params, client):
+        """Return nothing, or room for what is sent."""
+        if self.test_statistics == "searched":
+            return {}
+        return self.server_init(task, params, 1, rng.key(0, task.device))
 
     def client_update(self, local, state, down):
         """Train the body under the global head; send it with the interpolated statistics."""
@@ -77,15 +83,26 @@ class PFedFDA(Algorithm):
 
         body = local.sgd(loss, down["body"], head.weight, head.bias)
         stats = self._personal_statistics(local, body, shared, few_rows=0)
-        return state, {"body": body, "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
+        up = {"body": body, "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
+        return up if state else state, up
+
+    def adapt(self, local, state, down):
+        """Estimate statistics with the received body, for want of any that were trained."""
+        if not state:
+            return state
+        stats = self._searched(local, down)
+        return {"body": down["body"], "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
 
     def personalize(self, local, state, down):
-        """Return the aggregated body and the head of its interpolated statistics."""
-        stats = gaussian.received(local.task, down)
-        if self.at_test == "mixed":
-            stats = self._personal_statistics(local, down["body"], stats, self.few_rows)
-        head = gaussian.lda_head(stats, gaussian.log_prior(local, self.smooth), self.shrink)
-        return {"body": down["body"], "weight": head.weight, "bias": head.bias}
+        """Return a body and the head of its interpolated statistics."""
+        own = gaussian.received(local.task, state) if state else self._searched(local, down)
+        head = gaussian.lda_head(own, gaussian.log_prior(local, self.smooth), self.shrink)
+        return {"body": (state or down)["body"], "weight": head.weight, "bias": head.bias}
+
+    def _searched(self, local, down):
+        """Interpolate the received statistics under the received body."""
+        shared = gaussian.received(local.task, down)
+        return self._personal_statistics(local, down["body"], shared, self.few_rows)
 
     def predict(self, task, personal, x):
         return Head(personal["weight"], personal["bias"])(task.features(personal["body"], x))

@@ -7,7 +7,7 @@ import torch
 from torch.func import grad_and_value
 
 from bespoke.core import tree
-from bespoke.core.algorithm import Algorithm
+from bespoke.core.algorithm import Algorithm, finetuned
 from bespoke.core.settings import knob
 from bespoke.maths import langevin, posterior
 
@@ -125,5 +125,6 @@ class QLSD(Algorithm):
         return new
 
     def personalize(self, local, state, down):
-        """Return the chain's mean or its last sample, fine-tuned if asked."""
-        return local.finetune(down["mean" if self.average_from else "model"], self.finetune_epochs)
+        """Return the chain's mean or its last sample, if asked after fine-tuning and before it."""
+        sample = down["mean" if self.average_from else "model"]
+        return finetuned(local, sample, self.finetune_epochs)

@@ -31,8 +31,8 @@ class SelfFL(Algorithm):
     "mean" is equation (8) for a mean loss (curvature 1 / (n sigma_m^2)), "sum" is as printed.
     ``variance``: the scatter (as printed), or divided by n - 1. A client with fewer than two
     results starts at the global model, takes ``default_steps`` and weighs as much as the median
-    one; in warm rounds all start so, weighted by rows; an unseen client adapts this way. The global
-    model moves by the share of clients present.
+    one; an unseen client adapts this way. The global model moves by the share of clients present.
+    Warm rounds are FedAvg's, of ``default_steps``: the mean by rows replaces the global model.
     Bytes per client and round: the model and two numbers, up and down.
     """
 
@@ -44,7 +44,7 @@ class SelfFL(Algorithm):
     own_start: bool = knob(True, "start from the others' mean instead of the global model")
     own_weight: bool = knob(True, "weigh clients by their uncertainty instead of their rows")
     variance: str = knob("scatter", "how a scatter becomes a variance", choices=("scatter", "n-1"))
-    warm_rounds: int = knob(0, "initial rounds with equal steps and weights by rows", low=0)
+    warm_rounds: int = knob(0, "initial rounds of plain FedAvg, of default_steps", low=0)
     private = ("history",)
 
     @property
@@ -109,6 +109,7 @@ class SelfFL(Algorithm):
 
     def aggregate(self, task, server, uploads, key):
         up, active, rounds = uploads.tree, len(uploads.clients), server["round"] + 1.0
+        warm = bool(rounds <= self.warm_rounds)
         centre = uploads.mean("theta", torch.ones_like(uploads.weights))
         scatter = tree.sq_norm(tree.map(lambda x, c: x.double() - c, up["theta"], centre))
         over = active - 1.0 if self.variance == "n-1" else 1.0
@@ -118,7 +119,7 @@ class SelfFL(Algorithm):
         )
         typical = sigma[known > 0].median() if known.any() else torch.ones_like(sigma0)
         weights = 1.0 / (sigma0 + torch.where(up["known"] > 0, up["sigma"], typical))
-        by_rows, share = not self.own_weight or rounds <= self.warm_rounds, active / len(sigma)
+        by_rows, share = warm or not self.own_weight, 1.0 if warm else active / len(sigma)
         theta = uploads.mean("theta", uploads.weights if by_rows else weights)
         model = tree.map(lambda old, new: (1.0 - share) * old + share * new, server["model"], theta)
         return {"model": model, "sigma": sigma, "known": known, "sigma0": sigma0, "round": rounds}
@@ -130,6 +131,3 @@ class SelfFL(Algorithm):
 
     def personalize(self, local, state, down):
         return {"personal": state["theta"], "global": down["model"]}
-
-    def predict(self, task, personal, x):
-        return {name: task.logits(model, x) for name, model in personal.items()}

@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, list. Heavy modules are imported inside the commands."""
+"""The command line: demo, run, evaluate, compare, list. Heavy modules are imported inside the commands."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, listing, progress, tables
+from bespoke.cli import data, evaluate, listing, progress, tables, tune
 from bespoke.errors import UserError, reason, visible
 
 app = typer.Typer(
@@ -24,8 +24,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
-app.command()(tables.sweep)
-app.command()(tables.figure)
+for command in (evaluate.evaluate, tune.tune, tables.sweep, tables.table, tables.figure):
+    app.command()(command)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -1,4 +1,4 @@
-"""The papers' tables on the command line: sweep runs what a table lacks. Heavy modules are imported inside."""
+"""The papers' tables on the command line: sweep runs what a table lacks, table shows it. Imports are inside."""
 
 import json
 import sys
@@ -40,13 +40,17 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run the cells of a table that have no result yet; finished ones are skipped, half-done ones resumed."""
-    from bespoke.tables import plan, spec
+    from bespoke.tables import counting, plan, spec
     from bespoke.tables.sweep import place_at
     from bespoke.tables.sweep import sweep as carry_out
     from bespoke.tables.tiny import tiny as as_tiny
 
     read = [spec.find(name) for name in dict.fromkeys(table)]
     entries = [entry for each in read for entry in plan.chosen(each, methods or (), cells or ())]
+    counted = 0 if methods or tiny or dry else counting.count(read, results, cells or ())
+    if counted and not entries:
+        print(f"{counted} numbers counted; nothing of this is trained")
+        return
     if not entries:
         raise UserError(f"{', '.join(each.name for each in read)}: nothing of this is run; see bespoke table")
     wanted = plan.jobs(entries, dict.fromkeys(seeds or [0]))
@@ -69,6 +73,49 @@ def sweep(
         raise typer.Exit(stopped.code)
     if state.failed:
         raise typer.Exit(1)
+
+
+def table(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="A name that bespoke list tables shows; default: all.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    results: Results = Path("results"),
+    write: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a page for each paper into this folder.")
+    ] = None,
+) -> None:
+    """Show a paper's table with ours beside it; without a name, how far all tables are."""
+    from bespoke.tables import reasons, site, spec
+    from bespoke.tables.beside import Reader
+    from bespoke.tables.page import Page
+
+    if markdown and as_json:
+        raise UserError("give --markdown or --json, not both")
+    if name is None:
+        if markdown:
+            raise UserError("--markdown shows one table: name it, or write pages of all with --write FOLDER")
+        everything = site.gather(results)
+        if write is not None:
+            for path in everything.write(write):
+                print(visible(f"written: {path}"), file=sys.stderr)
+        print(json.dumps(everything.as_dict(), indent=2) if as_json else everything.text().rstrip("\n"))
+        return
+    if write is not None:
+        raise UserError("--write writes pages of all tables: name none")
+    page = Page(Reader(results).beside(spec.find(name)), reasons.read(results))
+    if as_json:
+        print(json.dumps(page.as_dict(), indent=2))
+    elif markdown:
+        print(page.markdown(), end="")
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        console = Console()
+        console.print(page.table(console.width))
+    else:
+        print(page.text(), end="")
 
 
 def _print_plan(left: list[Any], root: Path) -> None:

@@ -98,6 +98,11 @@ class StateStore:
         """One client's state without values, on the meta device; empty before the first :meth:`put`."""
         return tree.unflatten(self._layout)
 
+    def fits(self, state: Tree) -> bool:
+        """Return whether stored states, if any, are like this one in names, shapes and types."""
+        held = {n: (tuple(t.shape), t.dtype) for n, t in self._layout.items() if n.partition("/")[0] == "state"}
+        return not held or held == _kinds(state)
+
     def get(self, clients: Sequence[int]) -> Tree:
         """Return the states of these clients on the device: leaves (K, ...) that own their memory."""
         return tree.to(tree.unflatten(self._gather(clients, list(self._layout))), self.device)
@@ -174,13 +179,15 @@ class StateStore:
         turn: int = 0,
         stores: int = 1,
         owner: str = "",
+        read_only: bool = False,
     ) -> None:
         """Keep files in ``folder`` from now on, and hold only the states of ``files``, as :meth:`flush` returned them.
 
         Several ``stores`` may share a folder if each ``keeps`` different clients and has its own ``turn``, from 0:
-        they number their files in turns. New files name their ``owner``, and no file is ever overwritten.
+        they number their files in turns. New files name their ``owner``, and no file is ever overwritten; a
+        ``read_only`` store never writes any.
         """
-        self._folder, self._keeps, self._step, self._owner = folder, keeps, stores, owner
+        self._folder, self._keeps, self._step, self._owner = None if read_only else folder, keeps, stores, owner
         found = (PATTERN.fullmatch(path.name) for path in folder.glob("states-*"))
         numbers = (int(name[1]) for name in found if name)
         self._number = max((n for n in numbers if n < 10**15), default=0) + 1 + turn - stores  # no run gets that far
@@ -285,14 +292,19 @@ def owner(path: Path) -> str | None:
     return said.get(OWNER) if isinstance(said, dict) else None
 
 
+def _kinds(state: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and type of each leaf of a client's state, by its name in a store."""
+    flat = tree.flatten({"state": state})
+    return {n: ((0,), torch.uint8) if n.endswith("/") else (tuple(t.shape), t.dtype) for n, t in flat.items()}
+
+
 def check(folder: Path, files: Sequence[str], clients: int | None = None, state: Tree | None = None) -> frozenset[int]:
     """Return whose states files hold; raise a ValueError if not of so many ``clients``, in one layout, like ``state``.
 
     Beside a state lie the moments that the optimiser keeps, by the tags and parameters that the method descends with.
     Those are known only once a client has trained, so that of moments only the one layout is checked.
     """
-    flat = {} if state is None else tree.flatten({"state": state})
-    wanted = {n: ((0,), torch.uint8) if n.endswith("/") else (tuple(t.shape), t.dtype) for n, t in flat.items()}
+    wanted = {} if state is None else _kinds(state)
     layouts, held = [], set[int]()
     for file in files:
         read = _read(folder, file, "")

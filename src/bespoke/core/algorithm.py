@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bespoke.core import robust, tree
-from bespoke.core.local import Local
+from bespoke.core.local import Local, Rates
 from bespoke.core.settings import check
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -30,7 +30,7 @@ from bespoke.core.tree import Tree
 State = Tree  # what a client keeps between rounds; it never leaves the client
 Down = Tree  # what a client receives: what was broadcast, and what was tailored for it
 Up = Tree  # what a client sends
-Personal = Tree  # a client's own model: what predict takes
+Personal = Tree  # a client's own model, or several by name: what predict takes
 
 
 class Uploads(NamedTuple):
@@ -124,5 +124,20 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} needs personalize(local, state, down)")
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Any:
-        """Return the personal model's outputs (B, O) for x (B, ...), or several by name; the first is the headline."""
+        """Return the personal model's outputs (B, O) for x (B, ...), or several by name; the first is the headline.
+
+        Unless a method says otherwise, a tree that holds models by name predicts with each of them.
+        """
+        if personal and all(isinstance(model, dict) for model in personal.values()):
+            return {view: task.logits(model, x) for view, model in personal.items()}
         return task.logits(personal, x)
+
+
+def finetuned(local: Local, model: Tree, epochs: int, part: str = "all", lr: Rates | None = None) -> Personal:
+    """Return two views of a model: "personal", fine-tuned as by `Local.finetune`, and "global", as it is.
+
+    Without epochs there is nothing to tell apart, and the model is the only view.
+    """
+    if not epochs:
+        return model
+    return {"personal": local.finetune(model, epochs, part, lr=lr), "global": model}

@@ -97,6 +97,10 @@ class FederatedData:
         """The number of clients, new ones included."""
         return len(self.train.sizes)
 
+    def without_test(self) -> "FederatedData":
+        """Return the data without any test row, for choosing settings."""
+        return replace(self, test=replace(self.test, index=self.test.index[:0], sizes=(0,) * self.total_clients))
+
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "FederatedData":
         """Return the data on a device, with floating examples and targets in ``dtype``; done once."""
         x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (self.x, self.y))

@@ -26,7 +26,7 @@ from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
 DEFAULT_CLIENTS = 20
-_WITHOUT_CLASSES = ("iid", "natural")  # shipped partitions that serve any targets
+_WITHOUT_CLASSES = ("iid", "natural", "owner_groups")  # shipped partitions that serve any targets
 
 
 def _dataset(thing: Any, where: str) -> Function:
@@ -65,7 +65,7 @@ def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> 
     source = check_settings(settings)
     draws = generator(seed, LOAD)
     examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
-    return _spread(examples, settings, seed, skip_empty)
+    return _spread(_of_classes(examples, settings), settings, seed, skip_empty)
 
 
 def check_settings(settings: DataSettings) -> Function:
@@ -96,6 +96,28 @@ def _examples(found: Any, settings: DataSettings, rng: np.random.Generator) -> E
     clients = found if isinstance(found, Mapping) else dict(enumerate(found))
     arrays = [_client_arrays(str(name), client, f"client {name!r} of {where}") for name, client in clients.items()]
     return join(arrays, settings.num_classes, settings.test, rng, classes=None)
+
+
+def _of_classes(examples: Examples, settings: DataSettings) -> Examples:
+    """Return the rows of the classes that the settings keep, renumbered by their order there."""
+    classes = settings.classes
+    if not classes:
+        return examples
+    if not examples.num_classes:
+        raise UserError("[data] classes keeps rows by class, but the targets are not classes: leave it out")
+    there = np.unique(examples.y)
+    absent = [label for label in classes if label not in there]
+    if absent or len(set(classes)) < len(classes):
+        wrong = f"class {absent[0]}, of which {settings.name!r} has no rows" if absent else "a class twice"
+        raise UserError(
+            f"[data] classes names {wrong}: name each of its classes, {there[0]} to {there[-1]}, at most once"
+        )
+    order = np.argsort(classes)
+    rows = np.flatnonzero(np.isin(examples.y, classes))
+    places = order[np.searchsorted(np.array(classes)[order], examples.y[rows])]
+    of = {name: getattr(examples, name) for name in ("x", "official_test", "owner", "domain")}
+    chosen: dict[str, Any] = {name: None if values is None else values[rows] for name, values in of.items()}
+    return replace(examples, y=places, num_classes=len(classes), **chosen)
 
 
 def from_arrays(
@@ -158,14 +180,27 @@ def _check_together(settings: DataSettings) -> None:
     }
     for of, takes in choices.items():
         _check_relevant(settings, of, f"{of} = {getattr(settings, of)!r}", takes)
+    hits = settings.keep < 1.0 or settings.keep_rows
+    _check_relevant(settings, "keep", "keep = 1 beside keep_rows = 0", ("keep_clients",) if hits else ())
+    if settings.keep_clients == "new" and not settings.new_clients:
+        raise UserError("[data] keep_clients = 'new' selects no client: set [data] new_clients")
     if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):
         raise UserError(
             f"[data] folds = {settings.folds}, fold = {settings.fold}: give at least 2 folds, and a fold in 0..folds-1"
         )
-    if settings.replay and (not settings.balance or settings.subsample < 1.0 or settings.folds or settings.validation):
+    if _splits(settings) and (
+        not settings.balance or settings.classes or settings.subsample < 1.0 or settings.folds or settings.validation
+    ):
         raise UserError(
-            "[data] replay repeats pFedFDA's script: leave balance on, and subsample, folds and validation off"
+            "[data] replay repeats pFedFDA's script: leave balance on, and classes, subsample, folds and validation off"
         )
+    if _splits(settings) and settings.keep < 1.0 and settings.keep_clients != "all":
+        raise UserError("[data] replay keeps rows as pFedFDA's script does, of all clients: leave keep_clients out")
+
+
+def _splits(settings: DataSettings) -> bool:
+    """Return whether the partition makes train and test rows itself, as pFedFDA's script does."""
+    return settings.replay > 0 and settings.partition in ("auto", "dirichlet")
 
 
 def _is_natural(examples: Examples, settings: DataSettings) -> bool:
@@ -207,7 +242,7 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     apart = marks is not None and (settings.pool == "split" or (settings.pool == "auto" and natural))
     if apart and not natural and not examples.num_classes:
         raise UserError('[data] pool = "split" deals test rows by class, but the targets are not classes: leave it out')
-    if apart and (settings.folds or settings.replay):
+    if apart and (settings.folds or _splits(settings)):
         key = "folds" if settings.folds else "replay"
         raise UserError(f'[data] {key} makes its own test rows: set pool = "train+test"')
 
@@ -250,7 +285,7 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         extra=seen.extra,
         skip_empty=skip_empty,
     )
-    told = seen.conditions or (conditions if any(pairs) else _domains(examples, train, test, val))
+    told = seen.conditions or (conditions if any(pairs) else found.conditions or _domains(examples, train, test, val))
     told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # of those kept
     return pool, found._replace(lists=lists, train=list(train), test=list(test), conditions=told)
 

@@ -32,11 +32,13 @@ def cut(lists: Lists, settings: DataSettings, seed: int, test_lists: Lists | Non
 
     Of n rows floor((1 - test) n) are for training, drawn regardless of class; a client with one row trains on
     it. With ``folds`` the shuffled rows are cut into that many nearly equal parts, and part ``fold`` is the test
-    rows. ``test_lists`` gives the test rows instead, and all of ``lists`` are for training. Of n train rows
-    floor(keep n), at least one and at most keep_rows, are kept; of n kept rows floor(validation n) are set aside.
+    rows. ``test_lists`` gives the test rows instead, and all of ``lists`` are for training. Of n train rows of the
+    clients that keep_clients names floor(keep n), at least one and at most keep_rows, are kept; of n kept rows
+    floor(validation n) are set aside.
     """
     train, held, val = [], [], []
     test_rng, keep_rng, val_rng = (generator(seed, purpose) for purpose in (TEST, KEEP, VALIDATION))
+    first_new = len(lists) - settings.new_clients
     for i, rows in enumerate(lists):
         if test_lists is not None:
             own, apart = rows, test_lists[i]
@@ -48,7 +50,8 @@ def cut(lists: Lists, settings: DataSettings, seed: int, test_lists: Lists | Non
             own, apart = _draw(rows, train_count(len(rows), settings.test), test_rng)
         kept = max(1, share_of(settings.keep, len(own)))
         kept = min(kept, settings.keep_rows or kept)
-        if kept < len(own):
+        spared = {"all": False, "new": i < first_new, "train": i >= first_new}[settings.keep_clients]
+        if kept < len(own) and not spared:
             own, _ = _draw(own, kept, keep_rng)
         aside, own = _draw(own, share_of(settings.validation, len(own)), val_rng) if settings.validation else ([], own)
         val.append(np.asarray(aside, dtype=np.int64))
@@ -128,6 +131,6 @@ def pool_of(
         num_classes=num_classes,
         num_clients=training,
         names=tuple(names[i] for i in keep),
-        extra=tree.map(lambda leaf: leaf[keep], extra or {}),
+        extra=tree.map(lambda leaf: leaf if len(keep) == len(train) else leaf[keep], extra or {}),
         transform=transform,
     )

@@ -12,11 +12,15 @@ class DataSettings:
 
     name: str = knob("digits", "data set")
     path: str = knob("", "pattern of the clients' archives, such as clients/*.npz", of="name")
+    like: str = knob("", "data set whose shape, classes, own clients and domains the random rows have", of="name")
     pool: str = knob(
         "auto",
         "official train and test rows: merged and split again per client (train+test), or kept separate (split); "
         "auto keeps the test rows of a data set's own clients, and merges otherwise",
         choices=("auto", "train+test", "split"),
+    )
+    classes: tuple[int, ...] = knob(
+        (), "keep only the rows of these classes, renumbered 0, 1, ... in this order; empty = all", low=0
     )
     subsample: float = knob(
         1.0, "share of all rows to draw, uniformly, before they are divided among clients", above=0, high=1
@@ -33,7 +37,7 @@ class DataSettings:
     balance: bool = knob(True, "a client that holds its even share receives no further class", of="partition")
     replay: int = knob(
         0,
-        "seed of NumPy's legacy generator, for pFedFDA's own federation (42) and split; 0 = off",
+        "seed of the legacy generators, for pFedFDA's own federation (42) and split, or pFedMe's own (1); 0 = off",
         low=0,
         of="partition",
     )
@@ -63,6 +67,12 @@ class DataSettings:
     validation: float = knob(0.0, "share of a client's train rows to set aside", low=0, high=0.99)
     keep: float = knob(1.0, "share of a client's train rows to keep, at least one row", above=0, high=1)
     keep_rows: int = knob(0, "train rows to keep per client, such as one minibatch; 0 = all", low=0)
+    keep_clients: str = knob(
+        "all",
+        "clients that keep and keep_rows hit: all, the new ones, or those that train",
+        choices=("all", "new", "train"),
+        of="keep",
+    )
     corrupt: str = knob(
         "", 'corruption of the images: "cifar_s" (one pair per client), or "NAME:SEVERITY" as in "fog:3"; empty = none'
     )
@@ -102,8 +112,9 @@ class DataSettings:
     )
     normalise: str = knob(
         "auto",
-        "pixel scale: the data set's own (auto, mostly [-1, 1]), [-1, 1], or by CIFAR's or ImageNet's moments",
-        choices=("auto", "symmetric", "cifar", "imagenet"),
+        "pixel scale: the data set's own (auto, mostly [-1, 1]), [-1, 1], by CIFAR's or ImageNet's moments, or each "
+        "pixel by its own moments over the whole set, test rows included, as in FedProx's MNIST",
+        choices=("auto", "symmetric", "cifar", "imagenet", "pixel"),
     )
     num_classes: int = knob(
         0, "number of classes; 0 = from the labels of files, and 10 for gaussian", low=0, high=10**6, of="name"

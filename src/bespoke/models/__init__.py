@@ -62,7 +62,8 @@ _SHIPPED: dict[str, ModelSpec] = {
 }
 
 
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ModelSettings) if field.name != "name"}
+_OF_ANY = {"name", "start"}  # settings that every model has
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ModelSettings) if field.name not in _OF_ANY}
 
 
 def _own(thing: Any, where: str) -> ModelSpec:

@@ -31,3 +31,6 @@ class ModelSettings:
     )
     vectors: str = knob("", "word vectors for tokens: an .npy file of shape (vocabulary, 300)")
     vocabulary: int = knob(0, "number of random word vectors, where no file is given", low=0)
+    start: str = knob(
+        "", "weights that every method starts from: a .safetensors file with this model's parameters; empty = drawn"
+    )

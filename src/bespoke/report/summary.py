@@ -309,19 +309,22 @@ def often_refused(rounds: Iterable[Line], names: Sequence[str], most: int = 5) -
 def sentence(summary: dict[str, Any], select: str = "last") -> str:
     """Return the headline number of a summary in words: round, model and clients; pooled and mean over clients.
 
-    What :func:`trouble` finds follows.
+    Where only new clients were evaluated, it is theirs. What :func:`trouble` finds follows.
     """
-    return "; ".join(filter(None, [_numbers(summary, select), trouble(summary)]))
+    group = "new" if pick(summary, select=select, group="new") and not pick(summary, select=select) else "all"
+    return "; ".join(filter(None, [numbers_of(summary, select, group), trouble(summary)]))
 
 
-def _numbers(summary: dict[str, Any], select: str) -> str:
-    numbers = pick(summary, select=select)
+def numbers_of(summary: dict[str, Any], select: str = "last", group: str = "all") -> str:
+    """Return the headline number of one group of clients in words."""
+    numbers = pick(summary, select=select, group=group)
     if not numbers.get("clients"):
         return f"{summary['rounds']} rounds: no client was evaluated on test rows"
     metric, view = summary["metric"], summary["headline"]
     when = f"{SELECTIONS[select]} ({summary['views'][view][select]['round']})"
     having = "test rows" if metric == "accuracy" or not numbers["excluded"] else f"a defined {metric}"
-    who = f"{when}, {view} model, all {numbers['clients']} clients with {having}"
+    whose = "new clients" if group == "new" else "clients"
+    who = f"{when}, {view} model, all {numbers['clients']} {whose} with {having}"
     if numbers["pooled"] is None:
         return f"{who}: {metric} is not finite"
     unit = Unit.of(metric, [numbers["pooled"]], places=2)

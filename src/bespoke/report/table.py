@@ -185,12 +185,12 @@ class Comparison:
 
     def markdown(self) -> str:
         """Return a Markdown table; the best of each column of the metric is bold."""
-        header, rows = self.cells(_for_markdown)
+        header, rows = self.cells(for_markdown)
         best = self._best()
         bold = [[f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)] for i, row in enumerate(rows)]
         rule = ["---", *["---:"] * (len(header) - 1)]
         lines = ["| " + " | ".join(row) + " |" for row in [header, rule, *bold]]
-        return "\n".join(lines) + "\n\n" + "\n\n".join(map(_for_markdown, self._notes())) + "\n"
+        return "\n".join(lines) + "\n\n" + "\n\n".join(map(for_markdown, self._notes())) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, in the metric's own scale (an accuracy is a fraction)."""
@@ -207,7 +207,7 @@ class Comparison:
         return {**named, "baseline": self.baseline, **notes, "rows": rows}
 
 
-def _for_markdown(text: str) -> str:
+def for_markdown(text: str) -> str:
     """Return text in which nothing is Markdown or HTML, and nothing ends a cell; underscores inside words may stay."""
     return re.sub(r"[\\`*<|\[]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", visible(text))
 

@@ -2,10 +2,10 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,30 +24,16 @@ from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError, shown
 from bespoke.models import ModelSettings, build_task
+from bespoke.models.start import read_start
 from bespoke.models.text import check_tokens
 from bespoke.registry import closest
 from bespoke.runs.costs import check_costs
-from bespoke.runs.execution import execute
+from bespoke.runs.execution import Options, execute
 from bespoke.runs.experiment import Experiment, load
-from bespoke.runs.federation import Evaluation, Federation
-from bespoke.runs.recording import Event
+from bespoke.runs.federation import QUICK, Evaluation, Federation
 from bespoke.runs.results import Run, ready
 
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
-
-
-class Options(TypedDict, total=False):
-    """How a run is carried out, which is not part of the experiment; shared by :func:`run` and :func:`federate`."""
-
-    backend: str  # batched: a cohort at once; loop: one client after another; auto: chosen by the device
-    device: str  # cpu, cuda or auto
-    precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
-    states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
-    resume: bool  # continue from the newest intact checkpoint in the folder
-    callbacks: Sequence[Callable[[Event], None]]  # called after every round
-    checkpoint_every: int  # rounds
-    stop: Callable[[], bool]  # called after every round; True stops the run there
-    about: dict[str, Any]  # added to environment.json
 
 
 _DEFAULTS: Options = {
@@ -61,6 +47,15 @@ _DEFAULTS: Options = {
     "stop": lambda: False,
     "about": {},
 }
+
+
+class Built(NamedTuple):
+    """What an experiment is made of, before its method."""
+
+    pool: FederatedData
+    task: Task
+    params: Tree  # the common initial weights
+    described: dict[str, Any]  # what the record says of the data beside what the pool shows
 
 
 def _check_arguments(call: str, given: Collection[str], known: Collection[str]) -> None:
@@ -138,6 +133,8 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
             f"{experiment.algorithm_name} needs classes, which the objective {task.objective.name!r} does not have: "
             f"use one of {free}"
         )
+    if experiment.evaluation.clients == "new" and pool.total_clients == pool.num_clients:
+        raise UserError('[evaluation] clients = "new", but there are no new clients: set [data] new_clients')
     check_tokens(task.constants(), pool.x)
     rows = pool.train.client(0)[:4]
     targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
@@ -147,14 +144,9 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
     task.check(x, targets)
 
 
-def _assemble(
-    experiment: Experiment,
-    pool: FederatedData,
-    task: Task,
-    params: Tree,
-    backend: str,
-    states: str,
-) -> Federation:
+def assemble(experiment: Experiment, parts: Built, backend: str, states: str) -> Federation:
+    """Put a federation together from data, model and method."""
+    pool, task, params, _ = parts
     if states not in KINDS:
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
     _check_together(experiment, pool, task)
@@ -171,7 +163,7 @@ def _assemble(
         states=states,
     )
     check_costs(experiment, pool, inner)
-    inner.notes += [*_ignored(experiment), *odd_scales(pool)]
+    inner.notes += [*_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
         sharded = ShardedClients(inner)
@@ -188,6 +180,18 @@ def _ignored(experiment: Experiment) -> list[str]:
     notes = [f"{name} ignores [training] {key} = {given[key]!r}: {why}" for key, why in ignored.items() if key in given]
     idle = training.idle()
     return notes + [f"[training] {key} = {given[key]!r} has no effect: {idle[key]}" for key in given if key in idle]
+
+
+def _late(experiment: Experiment, pool: FederatedData) -> list[str]:
+    """Return a note where new clients are not evaluated in every evaluated round, although nobody asked for that."""
+    evaluation = experiment.evaluation
+    long = evaluation.adapt_rounds > QUICK and evaluation.adapt_every < 0 and evaluation.clients != "train"
+    if not (long and evaluation.every and pool.total_clients > pool.num_clients):
+        return []
+    return [
+        f"new clients adapt for {evaluation.adapt_rounds} rounds, so they are evaluated after the last round only: "
+        "[evaluation] adapt_every sets this"
+    ]
 
 
 def _init_key(seed: int) -> Tensor:
@@ -235,17 +239,34 @@ def run(
         experiment, _ = load(experiment)
     if not isinstance(experiment, Experiment):
         raise UserError(f"run(...) takes an Experiment, a file or the name of a shipped one, not {experiment!r}")
+    return carry_out(experiment, built(experiment, chosen["device"], chosen["precision"]), out, **chosen)
+
+
+def built(experiment: Experiment, device: str, precision: str) -> Built:
+    """Build data, model and initial weights; import the modules that the experiment names, with a note on stderr."""
     experiment.import_modules()
-    data, model = experiment.located()
+    pool, described = data_of(experiment)
+    objective, model, key = objective_of(experiment), experiment.located()[1], _init_key(experiment.seed)
+    where, dtype, outputs = (
+        pick_device(device),
+        torch.get_default_dtype(),
+        objective.num_outputs(pool.y, pool.num_classes),
+    )
+    own = pick_precision(precision, where, dtype)
+    task = build_task(model, tuple(pool.x.shape[1:]), outputs, where, dtype, own, objective, key)
+    return Built(pool, task, read_start(model.start, task) if model.start else task.init(key), described)
+
+
+def objective_of(experiment: Experiment) -> Objective:
+    """Return the objective of an experiment, with the metrics that it names."""
+    return OBJECTIVES.find(experiment.objective.name, "[objective] name").measured_by(experiment.objective.metrics)
+
+
+def data_of(experiment: Experiment) -> tuple[FederatedData, dict[str, Any]]:
+    """Build an experiment's data, with targets as its objective takes them, and what the record says of them."""
     with processes.one_first():  # what is prepared for the first time is kept in files
-        pool, partition = partitioned(data, experiment.seed, experiment.training.skip_empty)
-    objective = OBJECTIVES.find(experiment.objective.name, "[objective] name").measured_by(experiment.objective.metrics)
-    pool, shape, key = _fitting(pool, objective), tuple(pool.x.shape[1:]), _init_key(experiment.seed)
-    where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
-    own = pick_precision(chosen["precision"], where, dtype)
-    outputs = objective.num_outputs(pool.y, pool.num_classes)
-    task = build_task(model, shape, outputs, where, dtype, own, objective, key)
-    return _carry_out(experiment, pool, task, partition.describe(), out, chosen)
+        pool, partition = partitioned(experiment.located()[0], experiment.seed, experiment.training.skip_empty)
+    return _fitting(pool, objective_of(experiment)), partition.describe()
 
 
 def federate(
@@ -332,21 +353,14 @@ def federate(
         model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
         objective=_objective_settings(objective),
     )
-    return _carry_out(experiment, pool, task, {}, out, chosen)
+    return carry_out(experiment, Built(pool, task, task.init(key), {}), out, **chosen)
 
 
-def _carry_out(
-    experiment: Experiment,
-    pool: FederatedData,
-    task: Task,
-    described: dict[str, Any],
-    out: str | Path | None,
-    chosen: Options,
-) -> Run:
-    params = task.init(_init_key(experiment.seed))
-    federation = _assemble(experiment, pool, task, params, chosen["backend"], chosen["states"])
-    resume, every, stop, about = (chosen["resume"], chosen["checkpoint_every"], chosen["stop"], chosen["about"])
-    return execute(experiment, federation, pool, described, out, resume, every, stop, chosen["callbacks"], about)
+def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]) -> Run:
+    """Run an experiment whose data and model are built."""
+    chosen = _DEFAULTS | options
+    federation = assemble(experiment, parts, chosen["backend"], chosen["states"])
+    return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

@@ -226,12 +226,12 @@ def _load(
     if sorted(loaded) != sorted(manifest["names"]):
         raise ValueError("its tensors are not those that its manifest names")
     flat = {n: loaded[n].clone().to(device) for n in manifest["names"]}
-    if like is not None and _layout(flat) != _layout(tree.flatten(like)):
+    if like is not None and layout(flat) != layout(tree.flatten(like)):
         raise ValueError("its tensors are not those of this method's server")
     kept = {key: manifest[key] for key in ("round", "states", "offsets", "sums", "recent")}
     return Checkpoint(server=tree.unflatten(flat), clients=held, **kept)
 
 
-def _layout(flat: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def layout(flat: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return shape and type of each leaf."""
     return {name: (leaf.shape, leaf.dtype) for name, leaf in flat.items()}

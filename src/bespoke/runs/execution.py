@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -28,34 +29,43 @@ from bespoke.runs.recording import Event, recorded
 from bespoke.runs.results import Run
 
 
+class Options(TypedDict, total=False):
+    """How a run is carried out, which is not part of the experiment; shared by ``run`` and ``federate``."""
+
+    backend: str  # batched: a cohort at once; loop: one client after another; auto: chosen by the device
+    device: str  # cpu, cuda or auto
+    precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
+    states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
+    resume: bool  # continue from the newest intact checkpoint in the folder
+    callbacks: Sequence[Callable[[Event], None]]  # called after every round
+    checkpoint_every: int  # rounds
+    stop: Callable[[], bool]  # called after every round; True stops the run there
+    about: dict[str, Any]  # added to environment.json
+
+
 def execute(
     experiment: Experiment,
     federation: Federation,
     pool: FederatedData,
     described: dict[str, Any],
     out: str | Path | None,
-    resume: bool,
-    checkpoint_every: int,
-    stop: Callable[[], bool],
-    callbacks: Sequence[Callable[[Event], None]],
-    about: dict[str, Any],
+    chosen: Options,
 ) -> Run:
     """Run or resume an experiment in the folder ``out``, or a temporary one; every process of a run calls this.
 
-    ``described`` is added to the description of the data in ``federation.json``, ``about`` to ``environment.json``;
-    ``stop()`` is called after each round.
+    ``described`` is added to the description of the data in ``federation.json``.
     """
-    content = identity.content_hashes(pool)
-    data = hashlib.sha256(json.dumps([pool.names, content]).encode()).hexdigest()[:16]
+    told = identity.described(pool, federation.params if experiment.model.start else None)
+    data = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
     device, precision = federation.task.device.type, federation.task.precision
     processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
-    with taken(out, resume) as (folder, notes):
-        start = _opened(experiment, federation, pool, content, folder)
+    with taken(out, chosen["resume"]) as (folder, notes):
+        start = _opened(experiment, federation, told, folder)
         store, notes = federation.clients.store, [*notes, *start.notes]
-        environment = _environment(federation, start.label) | about
+        environment = environment_of(experiment, federation, start.label) | chosen["about"]
         if processes.first():
             if not (folder.path / FEDERATION).exists():
-                folder.write_json(FEDERATION, identity.described(pool, content) | described)
+                folder.write_json(FEDERATION, told | described)
             folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
         processes.wait()
 
@@ -73,17 +83,17 @@ def execute(
             start.server,
             start.round,
             checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            stop=lambda: processes.any_of(stop() or processes.orphaned()),
-            callbacks=callbacks if processes.first() else (),
+            checkpoint_every=chosen["checkpoint_every"],
+            stop=lambda: processes.any_of(chosen["stop"]() or processes.orphaned()),
+            callbacks=chosen["callbacks"] if processes.first() else (),
         )
         done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes)
         done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
-        _conclude(done, environment, exports=out is not None)
+        conclude(done, environment, exports=out is not None)
     return done
 
 
-def _conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
+def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     """Write what a run's folder holds at its end; say so if it stopped because its launcher has ended."""
     if processes.first():
         counted = _device_seconds(done.federation.clients)
@@ -110,15 +120,15 @@ class _Start:
     notes: list[str]
 
 
-def _opened(
-    experiment: Experiment, federation: Federation, pool: FederatedData, content: Sequence[str], folder: RunFolder
-) -> _Start:
+def _opened(experiment: Experiment, federation: Federation, told: dict[str, Any], folder: RunFolder) -> _Start:
     """Return where to begin in a folder that was taken, with states and records as they were there."""
     server, found, label, notes, skipped = federation.start(), None, experiment.hash(), list[str](), list[str]()
     if folder.holds_run():
-        label = _label(folder) or label
-        stored, notes = _stored(experiment, folder, pool, content), identity.compare(folder, pool, content)
-        found, skipped = _load(folder, federation, server, label, pool.total_clients)
+        label = label_of(folder) or label
+        stored, notes = _stored(experiment, folder, told), identity.compare(folder, told)
+        found, skipped = newest(folder, federation, server, label)
+        if found is None:
+            skipped.append(f"{folder.path} holds no intact checkpoint: started again from round 1")
         _check_rounds(stored, experiment, folder, found.round if found else 0)
         if found is not None:
             server, federation.bound.recent = found.server, dict(found.recent)
@@ -148,12 +158,12 @@ class _Reader:
         return self.folder.clients()
 
 
-def _stored(experiment: Experiment, folder: RunFolder, pool: FederatedData, content: Sequence[str]) -> Experiment:
+def _stored(experiment: Experiment, folder: RunFolder, told: dict[str, Any]) -> Experiment:
     """Return the experiment stored in a folder, which must be this one; its number of rounds may differ."""
     stored = from_tables(folder.config(), str(folder.path / "config.toml"), experiment.method)
     if stored.hash() != experiment.hash():
         if experiment.data.name == "arrays" and replace(stored.data, path=experiment.data.path) == experiment.data:
-            identity.compare(folder, pool, content)  # the path is a hash of all rows: this names the client
+            identity.compare(folder, told)  # the path is a hash of all rows: this names the client
         raise UserError(
             f"{folder.path} holds the run of another experiment (hash {stored.hash()}, this one is "
             f"{experiment.hash()}; {_difference(stored, experiment)}): {ELSEWHERE}"
@@ -161,20 +171,23 @@ def _stored(experiment: Experiment, folder: RunFolder, pool: FederatedData, cont
     return stored
 
 
-def _load(
-    folder: RunFolder, federation: Federation, server: Tree, label: str, clients: int
-) -> tuple[Checkpoint | None, list[str]]:
-    """Return the checkpoint to continue from, which fits the records, and notes about it.
+def newest(folder: RunFolder, federation: Federation, server: Tree, label: str) -> tuple[Checkpoint | None, list[str]]:
+    """Return a run's newest intact checkpoint, which fits the records, or None, and notes about it; change nothing.
 
     ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear.
     """
     task = federation.task
     state = federation.algorithm.client_init(task, federation.params, torch.tensor(0, device=task.device))
     found, notes = load_newest(
-        folder.path / CHECKPOINTS, task.device, experiment_hash=label, like=server, clients=clients, state=state
+        folder.path / CHECKPOINTS,
+        task.device,
+        experiment_hash=label,
+        like=server,
+        clients=federation.total_clients,
+        state=state,
     )
     if found is None:
-        return None, [*notes, f"{folder.path} holds no intact checkpoint: started again from round 1"]
+        return None, notes
     if processes.first():
         folder.verify(found.offsets, found.sums)
         _check_history(folder, found)
@@ -212,14 +225,19 @@ def _check_history(folder: RunFolder, found: Checkpoint) -> None:
         )
 
 
-def _label(folder: RunFolder) -> str:
+def label_of(folder: RunFolder) -> str:
     """Return the experiment's hash recorded when the run began, which its checkpoints bear; "" if that is lost."""
+    return said(folder, "experiment")
+
+
+def said(folder: RunFolder, key: str) -> str:
+    """Return an entry of a run's ``environment.json`` that is text; "" if it is lost."""
     try:
         told = folder.read_json("environment.json")
     except UserError:
         return ""  # it is written anew
-    label = told.get("experiment") if isinstance(told, dict) else None
-    return label if isinstance(label, str) else ""
+    value = told.get(key) if isinstance(told, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _difference(stored: Experiment, experiment: Experiment) -> str:
@@ -238,13 +256,14 @@ def _difference(stored: Experiment, experiment: Experiment) -> str:
     return "no setting differs"
 
 
-def _environment(federation: Federation, label: str) -> dict[str, Any]:
+def environment_of(experiment: Experiment, federation: Federation, label: str) -> dict[str, Any]:
     """Return what ran where, for ``environment.json``."""
     device = federation.task.device
     return {
         "bespoke": __version__,
         "git": _git_hash(),
         "experiment": label,
+        "paths_from": os.path.abspath(experiment.folder),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),

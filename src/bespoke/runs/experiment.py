@@ -43,7 +43,15 @@ _NAMED: tuple[tuple[str, str, Registry[Any]], ...] = (  # settings that may name
     ("model", "name", MODELS),
     ("objective", "name", OBJECTIVES),
 )
-_LATER = ("robust", "trim", "bound")  # settings of [training] that older runs lack: at their defaults not hashed
+_LATER = (  # settings that older runs lack: at their defaults not hashed
+    ("training", "robust"),
+    ("training", "trim"),
+    ("training", "bound"),
+    ("data", "like"),
+    ("data", "classes"),
+    ("data", "keep_clients"),
+    ("model", "start"),
+)
 _KINDS = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
 
 
@@ -83,6 +91,8 @@ class Experiment:
                 "[evaluation] patience stops early on validation accuracy: set [data] validation and "
                 "[evaluation] every as well"
             )
+        if self.evaluation.patience and self.evaluation.clients == "new":
+            raise UserError('[evaluation] patience judges the training population: set [evaluation] clients = "all"')
         if self.evaluation.select == "best_val" and not self.data.validation:
             raise UserError('[evaluation] select = "best_val" needs validation rows: set [data] validation')
 
@@ -104,7 +114,7 @@ class Experiment:
             return beside if path and glob.glob(beside, recursive=True) else path
 
         data = dataclasses.replace(self.data, path=seen(self.data.path))
-        return data, dataclasses.replace(self.model, vectors=seen(self.model.vectors))
+        return data, dataclasses.replace(self.model, vectors=seen(self.model.vectors), start=seen(self.model.start))
 
     def import_modules(self) -> None:
         """Import the modules that hold the data set, the partition or the model; the method is already imported."""
@@ -132,14 +142,14 @@ class Experiment:
         """Return the hash of what identifies a run: data, model, objective, algorithm, training, and seed.
 
         ``rounds`` is left out, so that a run may be extended, unless a schedule depends on it. The device and the
-        metrics do not count. Classification counts as no objective, and the newest settings of ``[training]`` count
-        only where they are set, so that older runs keep their hash.
+        metrics do not count. Classification counts as no objective, and the newest settings count only where they are
+        set, so that older runs keep their hash.
         """
         tables = self.tables()
         del tables["evaluation"], tables["training"]["rounds"], tables["objective"]
-        for key in _LATER:
-            if tables["training"][key] == getattr(Training, key):
-                del tables["training"][key]
+        for table, key in _LATER:
+            if tables[table][key] == getattr(_TABLES[table], key):
+                del tables[table][key]
         if self.objective.name != ObjectiveSettings.name:
             tables["objective"] = self.objective.name
         if self.training.schedule != "constant":
@@ -209,9 +219,17 @@ def load(
         _override(tables, override)
     if seed is not None:
         tables["seed"] = _seed(seed, "--seed")
-    typed = any(text.partition("=")[0].strip() in ("data.path", "model.vectors") for text in overrides)
+    typed = any(text.partition("=")[0].strip() in ("data.path", "model.vectors", "model.start") for text in overrides)
     folder = "" if typed else str(path.parent)  # a path that was typed starts in the working directory
     return dataclasses.replace(from_tables(tables, str(path)), folder=folder), source
+
+
+def changed(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    """Return an experiment with some settings changed, each ``table.key=value``."""
+    tables = experiment.tables()
+    for override in overrides:
+        _override(tables, override, experiment.method)
+    return dataclasses.replace(from_tables(tables, "--set", experiment.method), folder=experiment.folder)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -239,7 +257,8 @@ def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any
     return {"algorithm": method, "training": tables.get("training", {}) | training}
 
 
-def _override(tables: dict[str, Any], text: str) -> None:
+def _override(tables: dict[str, Any], text: str, method: Algorithm | None = None) -> None:
+    """Change one of the tables; ``method`` is used for a name that is not listed."""
     where = f"--set {shown(text, 100)}"
     name, _, value = (part.strip() for part in text.partition("="))
     table, _, key = name.partition(".")
@@ -256,7 +275,11 @@ def _override(tables: dict[str, Any], text: str) -> None:
         raise UserError(f"{where}: name the table as well, as in training.lr=0.1{hint}")
     _check_tables({table: {}}, _KNOWN[1:], where)
     before = tables.get(table, _FEDAVG if table == "algorithm" else {})
-    kind = _TABLES[table] if table in _TABLES else type(ALGORITHMS.find(before.get("name"), where)())
+    if table in _TABLES:
+        kind = _TABLES[table]
+    else:
+        listed = method is None or before.get("name") in ALGORITHMS
+        kind = type(ALGORITHMS.find(before.get("name"), where)() if listed else method)
     parsed = _value(value, where)
     if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
         parsed = value  # digits may be a string

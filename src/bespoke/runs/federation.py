@@ -19,20 +19,33 @@ from bespoke.errors import UserError
 from bespoke.runs.bounds import Bound, without
 
 EVALUATED_AT_ONCE = 1000  # clients: bounds the memory for their messages and scores
+QUICK = 5  # rounds of adaptation that are no burden at every evaluation
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The ``[evaluation]`` table: when to evaluate, and which number to show first."""
 
-    every: int = knob(0, "rounds between evaluations of all clients; 0 = after the last round only", low=0)
+    every: int = knob(0, "rounds between evaluations; 0 = after the last round only", low=0)
+    clients: str = knob(
+        "all",
+        "whom to evaluate: all clients, the training population, or the new clients",
+        choices=("all", "train", "new"),
+    )
     when: str = knob(
         "aggregated",
-        "after aggregation, or before it, for this round's participants with what they just trained",
+        "after aggregation, or before it, for this round's participants with what they just trained; new clients are "
+        "always evaluated after it",
         choices=("aggregated", "local"),
     )
     adapt_rounds: int = knob(1, "rounds of adaptation for a client that never took part", low=0, high=10_000)
     adapt_epochs: int = knob(0, "epochs of such a round if the method sets none; 0 = as in training", low=0)
+    adapt_every: int = knob(
+        -1,
+        "new clients are evaluated only in rounds that this number divides, and the last; 0 = after the last round "
+        f"only; -1 = 1 where adapt_rounds is at most {QUICK}, else 0",
+        low=-1,
+    )
     metric: str = knob("pooled", "value shown while running", choices=("pooled", "mean"))
     select: str = knob("last", "round shown by compare", choices=("last", "best_val", "best_test"))
     patience: int = knob(0, "stop after this many evaluations without a better validation value; 0 = never", low=0)
@@ -198,6 +211,12 @@ class Federation:
         every = self.evaluation.every
         return round == self.training.rounds or bool(every and round % every == 0)
 
+    def new_are_due(self, round: int) -> bool:
+        """Return whether new clients are evaluated too if a round is: their adaptation may be long."""
+        every = self.evaluation.adapt_every
+        every = every if every >= 0 else int(self.evaluation.adapt_rounds <= QUICK)
+        return round == self.training.rounds or bool(every and round % every == 0)
+
     def check(self, round: Round) -> None:
         """Refuse local evaluation of a method whose uploads do not replace its broadcast."""
         missing = round.shared.keys() - round.uploads.tree.keys()
@@ -208,13 +227,19 @@ class Federation:
             )
 
     def evaluate(self, round: Round) -> list[Evaluated]:
-        """Evaluate all clients with the new server state, or the participants with what they just trained."""
-        if self.evaluation.when == "local":
-            return self._evaluate_local(round)
+        """Evaluate who is due: all with the new server state, or the participants with what they just trained."""
+        whom, local = self.evaluation.clients, self.evaluation.when == "local"
+        found = self._evaluate_local(round) if local and whom != "new" else []
+        return found + self.evaluate_with(round.number, round.server, not local, self.new_are_due(round.number))
+
+    def evaluate_with(self, number: int, server: Tree, population: bool = True, new: bool = True) -> list[Evaluated]:
+        """Evaluate the training population, new clients or both, as far as asked for, by a state after a round."""
+        first = 0 if population and self.evaluation.clients != "new" else self.num_clients
+        last = self.total_clients if new and self.evaluation.clients != "train" else self.num_clients
         found: list[Evaluated] = []
-        for start in range(0, self.total_clients, EVALUATED_AT_ONCE):
-            some = range(start, min(start + EVALUATED_AT_ONCE, self.total_clients))
-            found += self.clients.evaluate(round.number, some, *self.down(round.server, some))
+        for start in range(first, last, EVALUATED_AT_ONCE):
+            some = range(start, min(start + EVALUATED_AT_ONCE, last))
+            found += self.clients.evaluate(number, some, *self.down(server, some))
         return found
 
     def _evaluate_local(self, round: Round) -> list[Evaluated]:

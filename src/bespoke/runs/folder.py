@@ -17,8 +17,9 @@ from bespoke.runs.lock import LOCK, FolderLock
 
 ELSEWHERE = "choose another folder with --out (out= in Python)"
 CHECKPOINTS = "checkpoints"  # in a run's folder
+EVALUATION = "evaluation.json"  # in the folder of an evaluation: of which run, and how
 
-_DESCRIPTIONS = (FEDERATION, "environment.json", "summary.json")
+_DESCRIPTIONS = (FEDERATION, EVALUATION, "environment.json", "summary.json")
 _RECORDS = (*COLUMNS, *_DESCRIPTIONS, CHECKPOINTS)
 _EXPORTS = [Path(name).with_suffix(".parquet").name for name in (ROUNDS, CLIENTS)]
 _WHOLE = {"config.toml", *_DESCRIPTIONS, *_EXPORTS}  # what a run writes at once, beside checkpoints
@@ -86,6 +87,8 @@ def _check(folder: RunFolder, resume: bool) -> None:
                 f"{folder.path} already holds a run: add --resume (resume=True in Python) to continue it, "
                 f"or {ELSEWHERE}"
             )
+        if (folder.path / EVALUATION).exists():
+            raise UserError(f"{folder.path} holds an evaluation of a run, which cannot go on: {ELSEWHERE}")
         return
     names = (entry.name for entry in os.scandir(folder.path))
     found = sorted(name for name in names if name != LOCK and temporary_of(name) != "config.toml")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
+from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.records import FEDERATION, ROUNDS, RunFolder, Sound, is_count, is_list_of, is_text
 from bespoke.runs.folder import ELSEWHERE
@@ -30,8 +31,8 @@ _LISTS: dict[str, Sound] = {  # with an entry for each client
 }
 
 
-def described(pool: FederatedData, content: Sequence[str]) -> dict[str, Any]:
-    """Return the description of a federation; ``content`` is that of :func:`content_hashes`."""
+def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
+    """Return the description of a federation; ``start`` are the weights that it was given to start from, if any."""
     everyone = map(pool.train.client, range(pool.total_clients))
     classes = [int(pool.y[rows].unique().numel()) for rows in everyone] if pool.num_classes else None
     return {
@@ -43,8 +44,17 @@ def described(pool: FederatedData, content: Sequence[str]) -> dict[str, Any]:
         "test": list(pool.test.sizes),
         "classes": classes,
         "num_classes": pool.num_classes,
-        "content": list(content),
+        "content": content_hashes(pool),
+        **({"start": _weights_hash(start)} if start is not None else {}),
     }
+
+
+def _weights_hash(params: Tree) -> str:
+    """Return a hash of a model's weights, with their names, shapes and types, in any order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, leaf in sorted(tree.flatten(params).items()):
+        digest.update(repr((name, str(leaf.dtype), list(leaf.shape))).encode() + _bytes(leaf[None]).tobytes())
+    return digest.hexdigest()
 
 
 def content_hashes(pool: FederatedData) -> list[str]:
@@ -86,8 +96,11 @@ def _bytes(values: Tensor) -> "np.ndarray[Any, Any]":
     return flat.view(torch.uint8).numpy()
 
 
-def compare(folder: RunFolder, pool: FederatedData, content: Sequence[str]) -> list[str]:
-    """Refuse a federation that is not the one the run in a folder began with; return notes about what is unknown."""
+def compare(folder: RunFolder, here: dict[str, Any], instead: str = ELSEWHERE) -> list[str]:
+    """Refuse a federation that is not the one the run in a folder began with; return notes about what is unknown.
+
+    ``here`` is from :func:`described`; ``instead`` ends a refusal's sentence: what to do without the same data.
+    """
     told = _read(folder)
     if told is None and not (folder.path / ROUNDS).exists():
         return []  # it ended before it wrote any
@@ -95,23 +108,26 @@ def compare(folder: RunFolder, pool: FederatedData, content: Sequence[str]) -> l
         return [
             f"{folder.path / FEDERATION} is missing, so the data could not be compared with those the run began with"
         ]
-    here = dict(zip(_SIZES, (getattr(pool, name).sizes for name in _SIZES), strict=True))
-    known = told.get("content")
-    there = zip(told["names"], *(told[name] for name in _SIZES), known or told["names"], strict=True)
-    mine = zip(pool.names, *here.values(), content if known else pool.names, strict=True)
+    keys = ("names", *_SIZES, "content" if "content" in told else "names")
+    there, mine = (zip(*(one[key] for key in keys), strict=True) for one in (told, here))
     for old, new in itertools.zip_longest(there, mine):
         if old != new:
-            how = _how(old, new, told["names"], pool.names)
+            how = _how(old, new, told["names"], here["names"])
             raise UserError(
                 f"the data are not those that the run in {folder.path} began with: {how}; give it the same data, or "
-                f"{ELSEWHERE}"
+                f"{instead}"
             )
-    if told["clients"] != pool.num_clients:
+    if told["clients"] != here["clients"]:
         raise UserError(
-            f"{told['clients']} clients train in {folder.path}, and {pool.num_clients} of the same clients here: "
-            f"give it the same data, or {ELSEWHERE}"
+            f"{told['clients']} clients train in {folder.path}, and {here['clients']} of the same clients here: "
+            f"give it the same data, or {instead}"
         )
-    if known is None:
+    if told.get("start") != here.get("start"):
+        raise UserError(
+            f"the weights of [model] start are not those that the run in {folder.path} began with: restore the file, "
+            f"or {instead}"
+        )
+    if "content" not in told:
         return [f"{folder.path} has no hashes of its clients' rows: only their names and numbers were compared"]
     return []
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 from bespoke.errors import UserError
@@ -15,6 +16,46 @@ LOCK = ".bespoke.lock"
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 _MARK = "bespoke: "  # how our own lock files begin
+
+
+def check_idle(folder: Path) -> None:
+    """Refuse a folder in which a run is going on; nothing is written there, and the lock is not kept."""
+    for path, how in ((folder / LOCK, os.O_NOFOLLOW | os.O_NONBLOCK), (folder, os.O_DIRECTORY)):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | how)
+        except OSError:
+            continue  # nobody ever locked it
+        try:
+            if _is_locked(descriptor):
+                raise _in_use(folder, descriptor)
+        finally:
+            os.close(descriptor)  # and the lock is gone
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Return whether another process holds a lock, alone or with others, for longer than it takes to look."""
+    for pause in (0.02, 0.1, 0.0):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            time.sleep(pause)
+        except OSError:
+            return False  # there are no locks here
+    return True
+
+
+def _in_use(folder: Path, descriptor: int) -> UserError:
+    """Return the mistake of a folder that another process holds, whose name the lock's file has."""
+    told = os.pread(descriptor, 300, 0).decode(errors="replace") if not _is_folder(descriptor) else ""
+    holder = told.partition("\n")[0].removeprefix(_MARK) or "of unknown name"
+    return UserError(
+        f"{folder} is in use by another process ({holder}): wait until it has ended, or choose another folder"
+    )
+
+
+def _is_folder(descriptor: int) -> bool:
+    return stat.S_ISDIR(os.fstat(descriptor).st_mode)
 
 
 class FolderLock:
@@ -77,12 +118,7 @@ class FolderLock:
             fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
             self._flock_folder(how)
         except BlockingIOError:
-            told = os.pread(self._descriptor, 300, 0).decode(errors="replace").partition("\n")[0]
-            holder = told.removeprefix(_MARK) or "of unknown name"
-            raise UserError(
-                f"{self._path.parent} is in use by another process ({holder}): wait until it has ended, or choose "
-                "another folder"
-            ) from None
+            raise _in_use(self._path.parent, self._descriptor) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise write_error(self._path, error) from error

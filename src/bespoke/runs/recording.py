@@ -62,18 +62,21 @@ def recorded(
     server = federation.start() if server is None else server
     patience, rounds, saving = federation.evaluation.patience, federation.training.rounds, 0.0
     metric = next(iter(federation.task.objective.metrics))
-    history = _validation_curve(records, metric) if patience and first > 1 else []
+    history = validation_curve(records, metric) if patience and first > 1 else []
     if _out_of_patience(history, patience):
         return server
     for done in federation.rounds(server, first):
         server, clock = done.server, _Clock(done.seconds)
         federation.check(done)
         evaluated = federation.evaluate(done) if federation.due(done.number) else []
-        clock.lap("evaluate")
         row, lines = round_line(done), client_lines(federation, done.number, evaluated)
         if lines:
-            row["evaluated"] = _headline(federation, evaluated)
+            row["evaluated"] = named_first(federation, evaluated)
             history.append(_validation(row, lines))
+        if _out_of_patience(history, patience) and not federation.new_are_due(done.number):
+            evaluated = federation.evaluate_with(done.number, server, population=False)
+            lines += client_lines(federation, done.number, evaluated)
+        clock.lap("evaluate")
         records.append("rounds.jsonl", [row])
         records.append("clients.jsonl", lines)
         records.append("timing.jsonl", [{"round": done.number, **clock.seconds, "checkpoint": saving}])
@@ -90,7 +93,7 @@ def recorded(
     return server
 
 
-def _headline(federation: Federation, evaluated: Sequence[Evaluated]) -> dict[str, Any]:
+def named_first(federation: Federation, evaluated: Sequence[Evaluated]) -> dict[str, Any]:
     """Return the view and the metric to show first, and for every metric whether larger is better."""
     metrics = federation.task.objective.metrics
     higher = {name: metric.higher for name, metric in metrics.items()}
@@ -156,7 +159,7 @@ def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 
-def _validation_curve(records: Records, metric: str) -> list[float | None]:
+def validation_curve(records: Records, metric: str) -> list[float | None]:
     """Return the headline value on validation rows of each round that was evaluated by this headline metric.
 
     One round's lines are in memory at a time.

@@ -25,6 +25,7 @@ from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
+from bespoke.models.start import write_start
 from bespoke.records import RESUME, RunFolder
 from bespoke.report.summary import Evaluations, pick, sentence, summarise
 from bespoke.runs.experiment import Experiment
@@ -76,11 +77,12 @@ class Run:
     server: Tree
     pool: FederatedData
     notes: list[str] = field(default_factory=list)
+    round: int | None = None  # that the server's state is of; None: the last recorded one
 
     def __repr__(self) -> str:
         named, new = self.experiment, self.pool.total_clients - self.pool.num_clients
         try:
-            done, found = self.summary["rounds"], sentence(self.summary, named.evaluation.select)
+            done, found = str(self.last_round), sentence(self.summary, named.evaluation.select)
         except UserError as error:  # the folder is gone or damaged
             done, found = "?", str(error)
         lines = [
@@ -90,6 +92,14 @@ class Run:
             f"records: {self.folder.path}",
         ]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    @property
+    def last_round(self) -> int:
+        """The round that the server's state and the models are of."""
+        if self.round is not None:
+            return self.round
+        rounds = self.folder.rounds()
+        return rounds[-1]["round"] if rounds else 0
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -140,9 +150,7 @@ class Run:
         everyone = range(self.pool.total_clients)
         algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.inspect()
         shared, own = self.federation.down(self.server, everyone)
-        rounds = self.folder.rounds()
-        last = rounds[-1]["round"] if rounds else 0  # the models that were evaluated last, to the bit
-        trees = clients.personal(last, everyone, shared, own)
+        trees = clients.personal(self.last_round, everyone, shared, own)  # as they were evaluated last, to the bit
         return {
             name: PersonalModel(algorithm, task, personal, self.pool, i)
             for i, (name, personal) in enumerate(zip(self.pool.names, trees, strict=True))
@@ -170,6 +178,18 @@ class Run:
                     raise UserError(f"{path} is no model of this run: move it away, then save the models again")
                 write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner}), RESUME)
         return folder
+
+    def save_start(self, path: str | Path) -> None:
+        """Write the server's model as a file that ``[model] start`` takes; refuse a server without a whole model."""
+        task = self.federation.task
+        whole = [part for part in (self.server, *self.server.values()) if isinstance(part, dict)]
+        found = next((part for part in whole if part.keys() == task.shapes.keys()), None)
+        if found is None:
+            raise UserError(
+                f"the server of {self.experiment.algorithm_name} keeps no whole model to start from: save a personal "
+                "model with save_models, or run a method that shares all weights, such as fedavg"
+            )
+        write_start(path, found, task)
 
 
 def file_names(names: Sequence[str]) -> list[str]:

@@ -51,6 +51,7 @@ class Cell:
     by_seed: Mapping[str, int] = field(default_factory=dict)  # settings to which the seed is added
     rows: tuple[str, ...] = ()  # all by default
     evaluate: Settings = ()  # overrides for evaluating the trained run once more
+    start: str = ""  # another entry of the table, "CELL/ROW", whose trained global model is [model] start
     probe: str = ""  # what else to take from the run
     view: str = ""
     group: str = ""

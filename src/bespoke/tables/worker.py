@@ -13,7 +13,16 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bespoke.errors import UserError, reason
+from bespoke.runs.api import Built, built
+from bespoke.runs.api import carry_out as run_built
+from bespoke.runs.evaluating import evaluate
+from bespoke.runs.experiment import Experiment
+from bespoke.runs.lock import FolderLock
+from bespoke.runs.results import Run
+from bespoke.tables import probes, reading, results
 from bespoke.tables.plan import Job, unfinished
 
 DONE, STOPPED, ELSEWHERE = "done", "stopped", "elsewhere"
@@ -45,12 +54,10 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
 
     After a failure the process ends, since a broken device or a full memory would spoil the next job as well.
     """
-    import torch
-
     for number in (signal.SIGINT, signal.SIGTERM):  # the sweep hears them too, and says so by ``stop``
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
+    parent, bench = multiprocessing.parent_process(), Bench(place)
 
     def stopping() -> bool:
         return stop.is_set() or parent is None or not parent.is_alive()
@@ -60,7 +67,7 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
             job: Job = pipe.recv()
             begin = time.monotonic()
             try:
-                how = carry_out(job, place, stopping, lambda done, rounds: pipe.send((PROGRESS, (done, rounds))))
+                how = carry_out(job, place, stopping, lambda *done: pipe.send((PROGRESS, done)), bench)
             except (EOFError, BrokenPipeError):
                 raise
             except Busy:
@@ -76,13 +83,13 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
             gc.collect()
 
 
-def carry_out(job: Job, place: Place, stop: Callable[[], bool], told: Callable[[int, int], None]) -> str:
+def carry_out(
+    job: Job, place: Place, stop: Callable[[], bool], told: Callable[[int, int], None], bench: "Bench | None" = None
+) -> str:
     """Train, or go on training, and write a result for each entry; return how it ended.
 
     The run's folder is scratch: it is removed once all results are written, and begun again if it cannot be resumed.
     """
-    from bespoke.runs.lock import FolderLock
-
     folder = place.work / job.key
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -94,7 +101,7 @@ def carry_out(job: Job, place: Place, stop: Callable[[], bool], told: Callable[[
         if not left:  # another sweep has finished it meanwhile
             shutil.rmtree(folder, ignore_errors=True)
             return ELSEWHERE
-        run = _trained(left[0], place, folder / "run", stop, told)
+        run = _trained(left[0], place, folder / "run", stop, told, bench or Bench(place))
         if run.summary["rounds"] < job.experiment.training.rounds and stop():
             return STOPPED
         failed = _write(left[0], place.root, run, run.summary["seconds"])
@@ -104,21 +111,42 @@ def carry_out(job: Job, place: Place, stop: Callable[[], bool], told: Callable[[
     return DONE
 
 
-def _trained(job: Job, place: Place, folder: Path, stop: Callable[[], bool], told: Callable[[int, int], None]) -> Any:
-    """Run or resume the experiment."""
-    from bespoke.runs import api
+class Bench:
+    """What a worker keeps from one job for the next: the data and the model, where they are the same."""
 
-    def once() -> Any:
-        return api.run(
+    def __init__(self, place: Place) -> None:
+        """Start with nothing."""
+        self.place = place
+        self._key: Any = None
+        self._parts: Built | None = None
+
+    def parts(self, experiment: Experiment) -> Built:
+        """Return data, model and initial weights of an experiment."""
+        about = (experiment.data, experiment.model, experiment.objective, experiment.seed)
+        key = (*about, experiment.folder, experiment.training.skip_empty)
+        if self._parts is None or key != self._key:
+            self._key, self._parts = None, None  # so that two sets are never in memory together
+            self._key, self._parts = key, built(experiment, self.place.device, self.place.precision)
+        return self._parts
+
+
+def _trained(
+    job: Job, place: Place, folder: Path, stop: Callable[[], bool], told: Callable[[int, int], None], bench: Bench
+) -> Run:
+    """Run or resume the experiment."""
+    parts = bench.parts(job.experiment)
+    watching = probes.callbacks([entry.cell.probe for entry in job.entries], folder)
+
+    def once() -> Run:
+        return run_built(
             job.experiment,
+            parts,
             folder,
             resume=True,
-            device=place.device,
-            precision=place.precision,
             backend=place.backend,
             checkpoint_every=place.checkpoint_every,
             stop=stop,
-            callbacks=[lambda event: told(event.round, event.rounds)],
+            callbacks=[*watching, lambda event: told(event.round, event.rounds)],
             about={"settings_from": job.source},
         )
 
@@ -131,14 +159,17 @@ def _trained(job: Job, place: Place, folder: Path, stop: Callable[[], bool], tol
         return once()
 
 
-def _write(job: Job, root: Path, run: Any, seconds: float) -> list[str]:
+def _write(job: Job, root: Path, run: Run, seconds: float) -> list[str]:
     """Write every entry's result, also that one could not be read, and return the sentences of those."""
-    from bespoke.tables import reading, results
-
+    evaluated: dict[tuple[str, ...], Run] = {(): run}
     failed = []
     for entry in job.entries:
+        how = entry.cell.evaluate
         try:
-            content = reading.result(job, entry, run, run, seconds)
+            if how not in evaluated:
+                evaluated[how] = evaluate(run, how)
+            probe = {entry.cell.probe: probes.take(entry.cell.probe, run)} if entry.cell.probe else None
+            content = reading.result(job, entry, run, evaluated[how], seconds, probe)
         except UserError as error:
             content = reading.failure(job, entry, str(error))
             failed.append(str(error))
@@ -153,8 +184,6 @@ def _sentence(error: Exception) -> str:
 
 def fail(job: Job, root: Path, sentence: str) -> None:
     """Record for every entry that has no result why there is none."""
-    from bespoke.tables import reading, results
-
     for left in unfinished([job], root):
         for entry in left.entries:
             results.write(root, entry, reading.failure(replace(job, entries=(entry,)), entry, sentence))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from bespoke.errors import UserError
 
 # The key of an access is split once, by purpose.
 NOISE, ORDER, AUGMENT = range(3)
+
+OFFSET = 0.001  # added to the deviation of a pixel, on the scale 0..255, as FedProx's script does
+PIECE = 2**24  # pixels squared at once
 
 # Mean and standard deviation of each channel on the [0, 1] scale.
 MOMENTS = {
@@ -42,7 +46,7 @@ def views(examples: Examples, found: Partition, settings: DataSettings, seed: in
     if (settings.degrade, settings.augment, settings.normalise) == ("none", "none", "auto"):
         return Views(examples.transform, {}, ())
     _check_images(examples, settings)
-    extra = constants(settings, len(found.lists))
+    extra = constants(settings, len(found.lists), examples.x)
     conditions: tuple[str, ...] = ()
     if settings.degrade == "fedpce":
         if not set(found.kinds) <= set(KINDS) or not found.kinds:
@@ -54,14 +58,32 @@ def views(examples: Examples, found: Partition, settings: DataSettings, seed: in
     return Views(compose(settings), extra, conditions)
 
 
-def constants(settings: DataSettings, clients: int) -> Tree:
+def constants(settings: DataSettings, clients: int, x: np.ndarray) -> Tree:
     """Return the constants of normalisation, equal for all clients: ``mean``, ``deviation`` (clients, 1 or 3, 1, 1).
 
-    They are stored with the clients' own constants, so that no access copies anything to the device.
+    For ``normalise = "pixel"`` they are those of each pixel of the images ``x`` (N, C, H, W): (clients, C, H, W). They
+    are stored with the clients' own constants, so that no access copies anything to the device, and share one memory.
     """
-    moments = MOMENTS["symmetric" if settings.normalise == "auto" else settings.normalise]
-    mean, deviation = (torch.tensor(values)[None, :, None, None].repeat(clients, 1, 1, 1) for values in moments)
-    return {"mean": mean, "deviation": deviation}
+    if settings.normalise == "pixel":
+        moments = pixel_moments(x)
+    else:
+        known = MOMENTS["symmetric" if settings.normalise == "auto" else settings.normalise]
+        moments = tuple(torch.tensor(values)[:, None, None] for values in known)
+    return {name: own.expand(clients, *own.shape) for name, own in zip(("mean", "deviation"), moments, strict=True)}
+
+
+def pixel_moments(x: np.ndarray) -> tuple[Tensor, ...]:
+    """Return the mean and the standard deviation, plus 0.001 / 255, of each pixel on the [0, 1] scale: (C, H, W) each.
+
+    ``x`` are all images of a set, uint8 (N, C, H, W). The sums are exact.
+    """
+    count, sums, squares = len(x), np.zeros(x.shape[1:], np.int64), np.zeros(x.shape[1:], np.int64)
+    step = max(1, PIECE // sums.size)
+    for piece in (x[i : i + step] for i in range(0, count, step)):
+        sums += piece.sum(axis=0, dtype=np.int64)
+        squares += np.square(piece, dtype=np.uint16).sum(axis=0, dtype=np.int64)
+    deviation = np.sqrt(count * squares - sums**2) / count
+    return tuple(torch.tensor(values / 255.0, dtype=torch.float32) for values in (sums / count, deviation + OFFSET))
 
 
 def compose(settings: DataSettings) -> Transform:
@@ -95,6 +117,12 @@ def _check_images(examples: Examples, settings: DataSettings) -> None:
     asked += ["normalise"] if settings.normalise != "auto" else []
     if examples.transform is not None or examples.x.dtype != "uint8" or examples.x.ndim != 4:
         raise UserError(f"[data] {asked[0]} needs 8-bit images, which {settings.name!r} does not hold: leave it out")
+    if settings.normalise == "pixel" and (asked[0] != "normalise" or settings.corrupt):
+        changed = asked[0] if asked[0] != "normalise" else "corrupt"
+        raise UserError(
+            f'[data] normalise = "pixel" divides by the deviation of each pixel over the set, which images that '
+            f"{changed} changes do not have: leave one of them out"
+        )
     coloured = settings.degrade != "none" or settings.normalise in ("cifar", "imagenet")
     if coloured and examples.x.shape[1] != 3:
         key = "degrade" if settings.degrade != "none" else "normalise"

@@ -129,10 +129,7 @@ def pathological(
     """
     check_clients(len(labels), clients)
     classes, sizes = np.unique(labels, return_counts=True)
-    if classes_per_client > len(classes):
-        raise UserError(
-            f"[data] classes_per_client is {classes_per_client}, but the data has {len(classes)} classes: lower it"
-        )
+    check_classes(classes_per_client, len(classes))
     counts = np.zeros((len(classes), clients), dtype=np.int64)
     free = np.full(len(classes), clients * classes_per_client // len(classes))
     free[rng.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
@@ -169,6 +166,21 @@ def natural(owners: np.ndarray | None, clients: int) -> Partition:
             "the data set has no clients of its own: set [data] partition to iid, dirichlet or pathological"
         )
     return Partition([np.flatnonzero(owners == i) for i in range(clients)])
+
+
+def owner_groups(owners: np.ndarray | None, clients: int) -> Partition:
+    """Join the data set's own clients, in their order, into groups of equally many, give or take one.
+
+    ``owners`` (N,) are the own clients of the rows: 0, 1, ...
+    """
+    if owners is None:
+        raise UserError(
+            'the data set has no clients of its own to join: set [data] partition to another, such as "iid"'
+        )
+    people = np.unique(owners)
+    if clients > len(people):
+        raise UserError(f"{clients} groups are more than the data set's {len(people)} clients: lower [data] clients")
+    return Partition([np.flatnonzero(np.isin(owners, group)) for group in np.array_split(people, clients)])
 
 
 def follow(
@@ -208,4 +220,12 @@ def check_clients(rows: int, clients: int, min_rows: int = 1) -> None:
         raise UserError(
             f"{clients} clients with at least {min_rows} rows each need more than the {rows} rows there are: "
             "lower [data] min_rows or clients"
+        )
+
+
+def check_classes(classes_per_client: int, classes: int) -> None:
+    """Refuse more classes per client than the data have."""
+    if classes_per_client > classes:
+        raise UserError(
+            f"[data] classes_per_client is {classes_per_client}, but the data has {classes} classes: lower it"
         )

@@ -58,9 +58,12 @@ _SHIPPED = (
     volumes.equal_dirichlet,
     basic.pathological,
     volumes.power_law,
+    volumes.letters,
+    volumes.pfedme,
     groups.domain,
     groups.degradations,
     basic.natural,
+    basic.owner_groups,
 )
 
 PARTITIONS: Registry[Function] = Registry(
@@ -95,6 +98,10 @@ def split_rows(known: Known, settings: DataSettings, rng: np.random.Generator, o
     if not isinstance(found, Partition):
         found = Partition(_row_lists(found, where))
     _check(found.lists, len(known.labels), where)
+    if found.conditions and len(found.conditions) != len(found.lists):
+        raise UserError(
+            f"{where} names {len(found.conditions)} conditions for {len(found.lists)} clients: name one for each"
+        )
     if len(found.lists) != settings.clients and not own_number:
         raise UserError(
             f"{where} makes {len(found.lists)} clients, but [data] clients is {settings.clients}: "

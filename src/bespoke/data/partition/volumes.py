@@ -1,8 +1,10 @@
-"""Partitions that fix the number of rows per client: all equal, or by a power law."""
+"""Partitions that fix the number of rows per client: all equal, by a power law, or as two papers' scripts draw them."""
+
+import random
 
 import numpy as np
 
-from bespoke.data.partition.basic import Partition, check_clients, deal
+from bespoke.data.partition.basic import Partition, check_classes, check_clients, deal
 from bespoke.errors import UserError
 
 MISSES = 1000  # draws of exhausted classes before the shares are redrawn
@@ -69,24 +71,86 @@ def power_law(
     if that is 0; the rest of a class is shared by its clients in proportion to lognormal(0, 2) draws, rounded down
     (FedProx: MNIST, 1,000 clients).
     """
-    check_clients(len(labels), clients)
-    first_rows = rows_per_class or 5
-    classes, sizes = np.unique(labels, return_counts=True)
-    if classes_per_client > len(classes):
-        raise UserError(
-            f"[data] classes_per_client is {classes_per_client}, but the data has {len(classes)} classes: lower it"
-        )
-    counts = np.zeros((len(classes), clients), dtype=np.int64)
-    for j in range(classes_per_client):
-        counts[(np.arange(clients) + j) % len(classes), np.arange(clients)] = first_rows
+    first = rows_per_class or 5
+    classes, sizes, counts = _neighbours(labels, clients, classes_per_client, first, "rows_per_class")
     for k, size in enumerate(sizes):
         owners = np.flatnonzero(counts[k])
-        spare = size - first_rows * len(owners)
-        if spare < 0:
-            raise UserError(
-                f"class {classes[k]} has {size} rows, but its {len(owners)} clients need {first_rows} each: "
-                "lower [data] clients or rows_per_class"
-            )
         share = rng.lognormal(0.0, 2.0, len(owners))
+        spare = size - first * len(owners)
         counts[k, owners] += np.floor(share / share.sum() * spare).astype(np.int64) if len(owners) else 0
     return Partition(deal(labels, classes, counts, rng))
+
+
+def letters(labels: np.ndarray, rng: np.random.Generator, clients: int, classes_per_client: int = 2) -> Partition:
+    """Give each client as many rows of each of classes_per_client classes, with lognormal numbers of rows.
+
+    FedProx's script for FEMNIST's letters a to j (200 clients). Client u has the classes u, u+1, ... (mod C) of
+    ``labels`` (N,) and lognormal(4, 1) + 5 rows, divided by its classes and rounded down, but at least 2 of each. The
+    script deals the same first rows to many clients, so that a client's train rows are test rows of others; here every
+    row goes to one client at most. Where a class has too few rows, its clients get fewer beyond the 2, in proportion.
+    """
+    classes, sizes, counts = _neighbours(labels, clients, classes_per_client, 2, "classes_per_client")
+    volumes = rng.lognormal(4.0, 1.0, clients) + 5.0
+    beyond = np.maximum(0, (volumes / classes_per_client).astype(np.int64) - 2) * (counts > 0)  # (classes, clients)
+    spare, wanted = (sizes - counts.sum(axis=1))[:, None], np.maximum(1, beyond.sum(axis=1))[:, None]
+    return Partition(deal(labels, classes, counts + beyond * np.minimum(spare, wanted) // wanted, rng))
+
+
+def pfedme(
+    labels: np.ndarray, rng: np.random.Generator, clients: int, classes_per_client: int = 2, replay: int = 0
+) -> Partition:
+    """Give each client classes_per_client classes, with the numbers of rows of pFedMe's CIFAR-10.
+
+    Client u has the classes u, u+1, ... (mod C) of ``labels`` (N,) and 10 rows of each. Then client by client and class
+    by class it gets more: of the n_k - M rows of a class a share from lognormal(0, 2) draws, plus 300 to 600; with at
+    most 20 clients twice that; nothing if the class would run out. ``replay`` is the seed of the legacy generators of
+    pFedMe's script, which takes rows in their order: 1 gives its own federation, whatever ``rng`` is.
+    """
+    classes, sizes, _ = _neighbours(labels, clients, classes_per_client, 10, "classes_per_client")
+    rows = [np.flatnonzero(labels == label) for label in classes]
+    draws: np.random.RandomState | np.random.Generator = rng
+    if replay:
+        draws, python = np.random.RandomState(replay), random.Random(replay)
+    else:
+        rows, python = [rng.permutation(own) for own in rows], random.Random(int(rng.integers(2**32)))
+    share = draws.lognormal(0.0, 2.0, (len(classes), clients, classes_per_client))
+    share = np.maximum(0, sizes - clients)[:, None, None] * share / share.sum(axis=(1, 2), keepdims=True)
+    hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    taken = np.zeros(len(classes), dtype=np.int64)
+
+    def take(client: int, k: int, count: int) -> None:
+        hands[client].append(rows[k][taken[k] : taken[k] + count])
+        taken[k] += count
+
+    turns = [(u, j, (u + j) % len(classes)) for u in range(clients) for j in range(classes_per_client)]
+    for u, _, k in turns:
+        take(u, k, 10)
+    for u, j, k in turns:
+        more = int(share[k, u // max(1, clients // len(classes)), j]) + python.randint(300, 600)
+        more *= 2 if clients <= 20 else 1
+        if taken[k] + more < sizes[k]:
+            take(u, k, more)
+    return Partition([np.sort(np.concatenate(hand)) for hand in hands])
+
+
+def _neighbours(
+    labels: np.ndarray, clients: int, classes_per_client: int, first: int, lower: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the classes (C,), their rows (C,), and ``first`` rows of the classes u, u+1, ... (mod C) for client u.
+
+    The last is int64 (C, clients). If a class has fewer rows, the error says to ``lower`` that setting or clients.
+    """
+    check_clients(len(labels), clients)
+    classes, sizes = np.unique(labels, return_counts=True)
+    check_classes(classes_per_client, len(classes))
+    counts = np.zeros((len(classes), clients), dtype=np.int64)
+    for j in range(classes_per_client):
+        counts[(np.arange(clients) + j) % len(classes), np.arange(clients)] = first
+    short = np.flatnonzero(counts.sum(axis=1) > sizes)
+    if len(short):
+        k = short[0]
+        raise UserError(
+            f"class {classes[k]} has {sizes[k]} rows, but its {np.count_nonzero(counts[k])} clients need {first} each: "
+            f"lower [data] clients or {lower}"
+        )
+    return classes, sizes, counts

@@ -5,19 +5,24 @@ first line of its docstring describes it.
 """
 
 import glob
+import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bespoke.core import memory
+from bespoke.core.data import Transform
 from bespoke.core.tree import Tree
 from bespoke.data.examples import ClientArrays, Examples, join
 from bespoke.data.sources.archives import Allowance, plausible
+from bespoke.data.sources.catalogue import CATALOGUE
 from bespoke.data.sources.npz import Npz
 from bespoke.errors import UserError
+from bespoke.registry import closest
 
 
 def sixteen_levels_to_unit(key: Tensor, x: Tensor, extra: Tree, train: bool) -> Tensor:
@@ -96,4 +101,68 @@ def _read_client(path: Path, allowance: Allowance) -> ClientArrays:
     return ClientArrays(path.stem, str(path), **arrays)
 
 
-BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files)
+class _Facts(NamedTuple):
+    """What random rows have in common with a data set."""
+
+    shape: tuple[int, ...]
+    classes: int  # 0 where the targets are not classes
+    dtype: str = "float32"
+    levels: int = 256  # of whole numbers: 0, 1, ...
+    owners: int | None = None  # its own clients: how many at most, 0 where it is not known, None where there are none
+    domains: tuple[str, ...] = ()
+    held_out: bool = False  # it has official test rows
+    transform: Transform | None = None
+
+
+_OF_BUILT_IN = {
+    "digits": _Facts((1, 8, 8), 10, "uint8", 17, transform=sixteen_levels_to_unit),
+    "gaussian": _Facts((20,), 10),
+    "synthetic_hierarchy": _Facts((1,), 0, owners=0),
+    "synthetic_homogeneous": _Facts((1,), 0, owners=0),
+    "files": _Facts((20,), 10, owners=0),
+}
+_FEW_OWNERS = 5  # where the settings name no number of clients
+_HELD_OUT = 6  # every so manyth row is an official test row, as in CIFAR
+
+
+def random(rng: np.random.Generator, like: str, rows: int, clients: int) -> Examples:
+    """Random: rows in the shape of another data set, like, with its classes, own clients and domains."""
+    facts = _facts(like)
+    if rows < facts.classes:
+        raise UserError(
+            f"[data] rows = {rows} are fewer than the {facts.classes} classes of {like}: give at least so many"
+        )
+    kind, size = np.dtype(facts.dtype), (rows, *facts.shape)
+    memory.require(kind.itemsize * math.prod(size), f"[data] rows = {rows:,} like {like}", "lower rows")
+    x = rng.standard_normal(size) if kind.kind == "f" else rng.integers(0, facts.levels, size, kind)
+    y = rng.permutation(np.arange(rows) % facts.classes) if facts.classes else rng.standard_normal(rows)
+    owners = 0 if facts.owners is None else min(clients or _FEW_OWNERS, facts.owners or rows)
+    held = np.isin(np.arange(rows), rng.permutation(rows)[: rows // _HELD_OUT])
+    return Examples(
+        x.astype(kind, copy=False),
+        y if facts.classes else y.astype(np.float32),
+        facts.classes,
+        official_test=held if facts.held_out else None,
+        owner=np.arange(rows) % owners if owners else None,
+        owner_names=tuple(str(i) for i in range(owners)),
+        transform=facts.transform,
+        domain=rng.permutation(np.arange(rows) % len(facts.domains)) if facts.domains else None,
+        domain_names=facts.domains,
+    )
+
+
+def _facts(like: str) -> _Facts:
+    entry = CATALOGUE.get(like)
+    if entry is None and like not in _OF_BUILT_IN:
+        names = [*_OF_BUILT_IN, *CATALOGUE]
+        raise UserError(
+            f"[data] like: there is no data set {like!r}{closest(like, names)}; there are {', '.join(names)}"
+        )
+    if entry is None:
+        return _OF_BUILT_IN[like]
+    held_out = entry.held_out or any(test for _, test in entry.sizes)
+    levels = entry.tokens or 256
+    return _Facts(entry.shapes[0], entry.classes, entry.dtype, levels, entry.owners, entry.domains, held_out)
+
+
+BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files, random)

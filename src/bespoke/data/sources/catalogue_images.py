@@ -210,6 +210,7 @@ IMAGES = (
         classes=10,
         shapes=((3, 32, 32), (3, 28, 28)),
         most=70_000,
+        held_out=True,
         files=(
             File(
                 "mnist_m.tar.gz",

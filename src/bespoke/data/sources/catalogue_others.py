@@ -3,7 +3,7 @@
 from bespoke.data.sources.audio import read_audiomnist, read_speech_commands
 from bespoke.data.sources.entry import Entry, File
 from bespoke.data.sources.nist import read_femnist
-from bespoke.data.sources.text import TOKENS, read_sent140
+from bespoke.data.sources.text import TOKENS, WORDS, read_sent140
 from bespoke.data.sources.unions import DIGIT5, DIGITS2, DIGITS4, digit5, every_row, wake_word
 
 _NIST = "https://s3.amazonaws.com/nist-srd/SD19/"
@@ -38,6 +38,7 @@ PEOPLE = (
         classes=2,
         shapes=((TOKENS,),),
         dtype="int32",
+        tokens=WORDS,
         most=1_600_000,  # tweets of all users
         owners=0,
         files=(
@@ -104,6 +105,7 @@ MADE = (
         classes=10,
         shapes=((3, 32, 32),),
         domains=DIGIT5,
+        held_out=True,
         parts=DIGIT5,
         build=digit5,
     ),
@@ -116,6 +118,7 @@ MADE = (
         classes=10,
         shapes=((3, 32, 32),),
         domains=DIGITS4,
+        held_out=True,
         parts=DIGITS4,
         build=every_row(DIGITS4),
     ),
@@ -128,6 +131,7 @@ MADE = (
         classes=10,
         shapes=((3, 32, 32),),
         domains=DIGITS2,
+        held_out=True,
         parts=DIGITS2,
         build=every_row(DIGITS2),
     ),

@@ -47,6 +47,8 @@ class Entry:
     owners: int | None = None  # number of its own clients; 0 where it is not known, None where there are none
     domains: tuple[str, ...] = ()
     dtype: str = "uint8"
+    tokens: int = 0  # for texts: how many there are, numbered from 0
+    held_out: bool = False  # it has official test rows, where the sizes are not known
     files: tuple[File, ...] = ()
     hint: str = ""  # how to get the files, where they cannot be downloaded
     read: Reader | None = None

@@ -1,0 +1,347 @@
+"""A table with ours beside the paper's, as it is shown: for a terminal, as plain text, Markdown or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bespoke.errors import visible
+from bespoke.report.table import aligned, for_markdown
+from bespoke.tables import words
+from bespoke.tables.beside import POINTS, REPETITIONS, Beside, Column, Number
+from bespoke.tables.reasons import Reason
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 120  # of plain text
+MARK, CHANGED = "*", "†"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How far a table is, and how well it agrees."""
+
+    cells: int = 0  # numbers that the paper prints
+    missing: int = 0  # of these: data not at hand
+    stand_ins: int = 0  # of these: on other data than the paper's
+    stand_ins_run: int = 0
+    run: int = 0  # of the others: run
+    points: int = 0  # of these: held against the paper's, in percent
+    within_1: int = 0
+    within_2: int = 0
+    marked: int = 0
+    explained: int = 0  # of the marked ones: with a reason
+    failed: int = 0  # numbers for which a run failed
+    columns: int = 0  # in which the paper's best method was run
+    winners_kept: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        """Return the sum."""
+        return Counts(**{key: value + asdict(other)[key] for key, value in asdict(self).items()})
+
+
+@dataclass(frozen=True)
+class Page:
+    """One table, ready to be shown; `text`, `table`, `markdown` and `as_dict` show the same numbers."""
+
+    beside: Beside
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The table's name and what it is."""
+        return f"{self.beside.table.name}: {self.beside.table.doc}"
+
+    @cached_property
+    def counts(self) -> Counts:
+        """How far the table is, and how well it agrees."""
+        printed = [number for number in self.beside.numbers if number.published is not None]
+        held = [number for number in printed if number.counted]
+        points = [number for number in held if number.percent]
+        marked = [number for number in held if number.marked]
+        kept = [column.winner_kept for column in self.beside.columns if column.winner_kept is not None]
+        return Counts(
+            cells=len(printed),
+            missing=sum(bool(number.entry.cell.missing) for number in printed),
+            stand_ins=sum(bool(number.stand_in) for number in printed),
+            stand_ins_run=sum(bool(number.stand_in and number.ours) for number in printed),
+            run=sum(bool(number.ours and not number.stand_in) for number in printed),
+            points=len(points),
+            within_1=sum(number.within(1.0) for number in points),
+            within_2=sum(number.within(2.0) for number in points),
+            marked=len(marked),
+            explained=sum(number.id in self.reasons for number in marked),
+            failed=sum(bool(number.failed) for number in self.beside.numbers),
+            columns=len(kept),
+            winners_kept=sum(kept),
+        )
+
+    # --- the grid ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _seeds(self) -> set[tuple[int, ...]]:
+        return {tuple(number.ours) for number in self.beside.numbers if number.ours}
+
+    @cached_property
+    def _columns(self) -> tuple[Column, ...]:
+        """The columns in which there is anything to show; others are there for numbers that are derived from them."""
+        return tuple(column for column in self.beside.columns if any(map(_shown, column.numbers)))
+
+    def _cell(self, column: Column, number: Number | None, arrow: str = "→") -> list[str]:
+        """Return a number in at most two lines: published → ours, and the difference with both ranks."""
+        if number is None:
+            return [""]
+        write = _writer(column, number)
+        theirs = "" if number.published is None else write(number.published)
+        if number.mean is None:
+            return [f"{theirs} {arrow} failed".strip() if number.failed else theirs]
+        std = number.statistics.std
+        ours = write(number.mean) + ("" if std is None else f"±{write(std)}") + (CHANGED if number.changed else "")
+        ours += f" ({len(number.ours)})" if len({len(seeds) for seeds in self._seeds}) > 1 else ""
+        first = f"{theirs} {arrow} {ours}".strip()
+        if not number.counted or number.difference is None:
+            return [first]
+        rank = column.ranks.get(number.entry.row.id)
+        ranked = "" if rank is None else f", {rank[0]}{arrow}{rank[1]}"
+        return [first, f"{_difference(column, number)}{MARK if number.marked else ''}{ranked}"]
+
+    def _feet(self, column: Column) -> list[str]:
+        """Return what is said of a whole column: tau, the best method, how many are near."""
+        if len(column.counted) < 2:
+            return ["", "", ""]
+        tau, winners = column.tau, column.winners
+        best = ""
+        if winners is not None:
+            names = [" and ".join(labels) for labels in winners]
+            best = f"kept: {names[0]}" if column.winner_kept else f"{names[0]} → {names[1]}"
+        near = [number for number in column.counted if number.percent]
+        counted = [sum(number.within(limit) for number in near) for limit in (1.0, 2.0)]
+        told = f"{counted[0]}, {counted[1]} of {len(near)}" if near else ""
+        return ["" if tau is None else f"{tau:.2f}", best, told]
+
+    def _grid(self, columns: Sequence[Column]) -> tuple[list[str], list[list[list[str]]]]:
+        """Return the header, and rows of cells of lines, the feet last."""
+        header = ["method", *(_head(column) for column in columns)]
+        by_row = [{number.entry.row.id: number for number in column.numbers if _shown(number)} for column in columns]
+        rows = [
+            [[row.label or row.id], *(self._cell(c, own.get(row.id)) for c, own in zip(columns, by_row, strict=True))]
+            for row in self.beside.table.rows
+            if any(row.id in own for own in by_row)
+        ]
+        feet = [self._feet(column) for column in columns]
+        for i, name in enumerate(("Kendall's tau", "best method", "within 1, 2 points")):
+            if any(foot[i] for foot in feet):
+                rows.append([[name], *([foot[i]] for foot in feet)])
+        return header, rows
+
+    def _blocks(self, width: int) -> Iterable[tuple[list[str], list[list[list[str]]]]]:
+        """Yield the grid in parts that fit a width; at least one column each."""
+        columns, start = self._columns, 0
+        while start < len(columns):
+            end = start + 1
+            while end < len(columns) and _width(self._grid(columns[start : end + 1])) <= width:
+                end += 1
+            yield self._grid(columns[start:end])
+            start = end
+
+    # --- what is said below it --------------------------------------------------------------------------------------
+
+    @cached_property
+    def caption(self) -> list[str]:
+        """What the numbers are, a sentence each."""
+        said = words.readings(self.beside)
+        if over := self.beside.table.published_over:
+            said.append(f"Published: {over}.")
+        numbers = [number for number in self.beside.numbers if number.ours]
+        if not numbers:
+            return ["None of it has been run yet: the numbers are the paper's.", *said]
+        ranks = ", and the paper's rank → ours" if any(column.ranks for column in self.beside.columns) else ""
+        below = f"; below, ours minus published{ranks}" if any(number.counted for number in numbers) else ""
+        said = [f"Published → ours{words.repeated(self._seeds)}{below}.", *said]
+        machines = words.machines(numbers)
+        return [*said, f"Ours: {words.seeds(self._seeds)}; {machines}."] if machines else said
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What must be known about single columns and numbers, a sentence each."""
+        columns, numbers = self.beside.columns, self.beside.numbers
+        said = [f"{_label(c)} is not run: {c.cell.missing}." for c in columns if c.cell.missing]
+        said += [
+            f"{_label(c)} is a stand-in, never held against the paper's: {c.stand_in}." for c in columns if c.stand_in
+        ]
+        if any(number.marked for number in numbers):
+            said.append(
+                f"{MARK} further from the published number than {POINTS} points (for numbers that are no percentages, "
+                f"{POINTS} % of it) and two standard deviations: over our seeds, or with fewer than {REPETITIONS} of "
+                "them over the paper's repetitions where it tells."
+            )
+        if any(number.timed and number.ours for number in numbers):
+            said.append("Durations depend on the machine and are not held against the paper's.")
+        if any(number.changed for number in numbers):
+            said.append(f"{CHANGED} the method's source has changed since.")
+        said += [f"failed: {text}" for text in dict.fromkeys(text for number in numbers for text in number.failed)]
+        said += [
+            f"{number.entry.id}: {number.tries} earlier results with other settings are kept beside it."
+            if number.tries > 1
+            else f"{number.entry.id}: one earlier result with other settings is kept beside it."
+            for number in numbers
+            if number.tries
+        ]
+        return said
+
+    @cached_property
+    def misses(self) -> list[str]:
+        """Every marked number with its difference and its reason, a sentence or two each."""
+        said = []
+        for column in self.beside.columns:
+            for number in column.numbers:
+                if number.marked:
+                    name = number.entry.row.label or number.entry.row.id
+                    told = f"{_label(column)}, {name}: {_difference(column, number)}."
+                    said.append(f"{told} {explained(self.reasons.get(number.id))}")
+        return said
+
+    # --- as it is shown ---------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Return plain text."""
+        blocks = [aligned(_flat(header, rows), range(1, len(header))) for header, rows in self._blocks(WIDTH)]
+        parts = [self.title, *blocks, "\n".join([*self.caption, *self.notes, *self.misses])]
+        return visible_lines("\n\n".join(parts))
+
+    def table(self, width: int = WIDTH) -> RenderableType:
+        """Return the table and its notes for `rich`."""
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        parts: list[RenderableType] = []
+        for header, rows in self._blocks(width):
+            table = Table(title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+            for i, name in enumerate(header):
+                table.add_column(Text(visible(name)), justify="right" if i else "left")
+            for row in rows:
+                cells = [Text("\n".join(map(visible, lines))) for lines in row]
+                table.add_row(*(Text(cell.plain, "bold" if MARK in cell.plain else "") for cell in cells))
+            parts.append(table)
+        below = [Text(visible(line), style="dim") for line in [*self.caption, *self.notes, *self.misses]]
+        return Group(Text(visible(self.title), "bold"), *parts, *below)
+
+    def markdown(self) -> str:
+        """Return a Markdown table with what is said below it; numbers that are marked are bold."""
+        header, rows = self._grid(self._columns)
+        cells = [["<br>".join(_bold(for_markdown(line)) for line in cell) for cell in row] for row in rows]
+        lines = [*markdown_table([for_markdown(cell) for cell in header], cells), ""] if rows else []
+        lines += [for_markdown(line) for line in self.caption]
+        lines += ["", *markdown_bullets(self.notes)] if self.notes else []
+        return "\n".join(lines) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; accuracies are in percent, as they are published."""
+        table = self.beside.table
+        named = {"table": table.name, "paper": table.paper, "source": table.source, "title": table.title}
+        columns = [self._column_as_dict(column) for column in self.beside.columns]
+        said = {"caption": self.caption, "notes": self.notes}
+        return (
+            named | {"published_over": table.published_over, "columns": columns, "counts": asdict(self.counts)} | said
+        )
+
+    def _column_as_dict(self, column: Column) -> dict[str, Any]:
+        cell = column.cell
+        return {
+            **{"id": cell.id, "label": cell.label, "kind": cell.kind},
+            **{"missing": cell.missing or None, "stand_in": column.stand_in or None},
+            **{"tau": column.tau, "winners": column.winners, "winner_kept": column.winner_kept},
+            "rows": [self._number_as_dict(column, number) for number in column.numbers],
+        }
+
+    def _number_as_dict(self, column: Column, number: Number) -> dict[str, Any]:
+        rank, reason = column.ranks.get(number.entry.row.id), self.reasons.get(number.id)
+        return {
+            **{"id": number.entry.row.id, "label": number.entry.row.label, "metric": number.metric},
+            **{"published": number.published, "deviation": number.entry.deviation},
+            **{"ours": number.mean, "std": number.statistics.std, "seeds": {str(s): v for s, v in number.ours.items()}},
+            **{"difference": number.difference, "allowed": number.allowed, "marked": number.marked},
+            "rank": None if rank is None else {"published": rank[0], "ours": rank[1]},
+            **{"failed": list(number.failed), "source_changed": number.changed, "earlier_results": number.tries},
+            "reason": None if reason is None else asdict(reason),
+        }
+
+
+def explained(reason: Reason | None) -> str:
+    """Return a reason and its evidence in words."""
+    return f"{reason.reason} ({', '.join(reason.evidence)})" if reason else "No reason is known yet."
+
+
+def visible_lines(text: str) -> str:
+    """Return text of several lines, each safe for a terminal."""
+    return "\n".join(map(visible, text.split("\n"))) + "\n"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table whose columns, but for the first, are right-aligned."""
+    return ["| " + " | ".join(row) + " |" for row in [header, ["---", *["---:"] * (len(header) - 1)], *rows]]
+
+
+def markdown_bullets(lines: Iterable[str]) -> list[str]:
+    """Return lines of plain text as a list in Markdown."""
+    return [f"- {for_markdown(line)}" for line in lines]
+
+
+def _shown(number: Number) -> bool:
+    return number.published is not None or bool(number.ours or number.failed)
+
+
+def _label(column: Column) -> str:
+    return column.cell.label or column.cell.id
+
+
+def _head(column: Column) -> str:
+    return _label(column) + (" (not run)" if column.cell.missing else " (stand-in)" if column.stand_in else "")
+
+
+def _decimals(column: Column, number: Number) -> int:
+    """Return how many decimals a number has: as many as the paper prints, alike in a column of percentages."""
+    alike = column.numbers if number.percent else (number,)
+    printed = [f"{n.published:.4f}".rstrip("0").partition(".")[2] for n in alike if n.published is not None]
+    return max([1 if number.percent else 0, *map(len, printed)]) if printed or number.percent else 3
+
+
+def _writer(column: Column, number: Number) -> Callable[[float], str]:
+    """Return how a number and its deviation are written."""
+    decimals = _decimals(column, number)
+
+    def write(value: float) -> str:
+        if value and abs(value) < 0.5 * 10**-decimals and not number.percent:
+            return f"{value:.2g}"  # a small number is not nothing
+        return f"{value:,.{decimals}f}"
+
+    return write
+
+
+def _difference(column: Column, number: Number) -> str:
+    """Return ours minus published, with its sign; what rounds to nothing has a plus."""
+    text = f"{number.difference:+,.{_decimals(column, number)}f}"
+    return text.replace("-", "+") if not text.strip("+-0.") else text
+
+
+def _flat(header: list[str], rows: list[list[list[str]]]) -> list[list[str]]:
+    """Return rows of single lines."""
+    flat = [header]
+    for row in rows:
+        flat += [[cell[i] if i < len(cell) else "" for cell in row] for i in range(max(map(len, row)))]
+    return flat
+
+
+def _width(grid: tuple[list[str], list[list[list[str]]]]) -> int:
+    columns = zip(*_flat(*grid), strict=True)
+    return sum(max(map(len, column)) + 2 for column in columns)
+
+
+def _bold(line: str) -> str:
+    """Return a line of a cell in bold if it is marked."""
+    return f"**{line}**" if "\\*" in line else line

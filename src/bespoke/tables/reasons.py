@@ -1,0 +1,69 @@
+"""Why some of our numbers are far from the papers': ``reasons.toml`` beside the results, each with its evidence."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bespoke.errors import UserError, shown
+from bespoke.files import read_toml
+from bespoke.registry import closest
+
+NAME = "reasons.toml"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """The reason for one number, and the files or tests that support it."""
+
+    reason: str
+    evidence: tuple[str, ...]  # "results/readings/pfedme.json", "tests/algorithms/test_pfedme.py::test_steps"
+
+
+def read(root: Path) -> dict[str, Reason]:
+    """Return the reasons kept in a folder of results by number, "TABLE/CELL/ROW"; none if there is no such file."""
+    path = root / NAME
+    if not path.exists():
+        return {}
+    try:
+        told = read_toml(path)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: cannot hold reasons: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    return {id: _reason(values, f"{path}: [{shown(id)}]") for id, values in told.items()}
+
+
+def _reason(values: object, where: str) -> Reason:
+    if not isinstance(values, dict) or values.keys() != {"reason", "evidence"}:
+        raise UserError(f"{where} must have a reason and its evidence, and nothing else")
+    evidence = values["evidence"] if isinstance(values["evidence"], list) else [values["evidence"]]
+    for text in (values["reason"], *evidence):
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{where}: {shown(text)} is no text: write the reason and its evidence as strings")
+    if not evidence:
+        raise UserError(f"{where}: names no evidence: add a file of results/ or a test")
+    return Reason(" ".join(values["reason"].split()), tuple(evidence))
+
+
+def check(reasons: Mapping[str, Reason], numbers: Collection[str], root: Path) -> None:
+    """Refuse reasons for numbers that no table has, and evidence that is not there; ``root`` holds the results.
+
+    Evidence lies beside the folder of results or in it: a file, or a test as "FILE::NAME".
+    """
+    for id, reason in reasons.items():
+        where = f"{root / NAME}: [{shown(id)}]"
+        if id not in numbers:
+            raise UserError(f"{where}: no table has this cell{closest(id, numbers)}; rename or move the reason")
+        for text in reason.evidence:
+            name, _, test = text.partition("::")
+            path = root.resolve().parent / name
+            if not path.is_file() or not path.resolve().is_relative_to(root.resolve().parent):
+                raise UserError(f"{where}: its evidence {shown(text)} is no file here")
+            if test and not re.search(rf"^ *def {re.escape(test)}\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+                raise UserError(f"{where}: its evidence {shown(text)} is no test of that file")

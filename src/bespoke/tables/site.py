@@ -1,0 +1,247 @@
+"""The pages of ``docs/results``, written from the table files and the results alone, and the state of all tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError
+from bespoke.files import write_atomic
+from bespoke.report.table import aligned, for_markdown
+from bespoke.tables import reasons, spec
+from bespoke.tables.beside import Reader
+from bespoke.tables.page import Counts, Page, explained, markdown_bullets, markdown_table
+from bespoke.tables.results import Result
+from bespoke.tables.spec import Cell, Table
+
+FRONT = "README.md"
+_WRITTEN = "<!-- Written by `bespoke table --write`; do not edit. -->"
+
+
+@dataclass(frozen=True)
+class Site:
+    """All tables with ours beside the papers'."""
+
+    root: Path  # of the results
+    pages: tuple[Page, ...]
+    reasons: dict[str, reasons.Reason]
+    trainings: dict[str, Result]  # every result of a training once, by its settings
+    papers: dict[str, dict[str, None]]  # the trainings of each paper's folder, in order
+
+    # --- the state of everything ------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Return how far every table is, as plain text."""
+        rows = [[page.beside.table.name, *_state(page.counts).values()] for page in self.pages]
+        if not rows:
+            return "there are no tables\n"
+        total = sum((page.counts for page in self.pages), Counts())
+        header = ["table", *_state(total)]
+        table = aligned([header, *rows, ["all", *_state(total).values()]], range(1, len(header)))
+        return f"{table}\n{self._spent_told(self.trainings)}\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return how far every table is, as plain values."""
+        tables = {page.beside.table.name: asdict(page.counts) for page in self.pages}
+        return {"tables": tables, "seconds": self._spent(self.trainings)}
+
+    def _spent(self, keys: Iterable[str]) -> dict[str, float]:
+        """Return the seconds of trainings by device."""
+        seconds: dict[str, float] = {}
+        for key in keys:
+            content = self.trainings[key].content
+            device = str(content.get("environment", {}).get("device", "unknown device"))
+            seconds[device] = seconds.get(device, 0.0) + float(content.get("seconds") or 0.0)
+        return dict(sorted(seconds.items()))
+
+    def _spent_told(self, keys: Iterable[str]) -> str:
+        return "; ".join(f"{value:,.0f} s on {device}" for device, value in self._spent(keys).items()) or "nothing run"
+
+    # --- the pages --------------------------------------------------------------------------------------------------
+
+    def files(self, out: Path) -> dict[str, str]:
+        """Return the pages by file name, with links as seen from the folder ``out``."""
+        by_paper: dict[str, list[Page]] = {}
+        for page in self.pages:
+            by_paper.setdefault(page.beside.table.name.partition("/")[0], []).append(page)
+        papers = {f"{name}.md": self._paper(own, _linker(out), name) for name, own in by_paper.items()}
+        return {FRONT: self._front(by_paper), **papers}
+
+    def _front(self, by_paper: dict[str, list[Page]]) -> str:
+        rows = []
+        for name, pages in by_paper.items():
+            counts = sum((page.counts for page in pages), Counts())
+            link = f"[{for_markdown(pages[0].beside.table.paper)}]({name}.md)"
+            rows.append([link, *_state(counts).values(), self._spent_told(self.papers[name])])
+        total = sum((page.counts for page in self.pages), Counts())
+        rows.append(["all", *_state(total).values(), self._spent_told(self.trainings)])
+        lines = [
+            "# Results",
+            _WRITTEN,
+            "",
+            "The papers' tables with ours beside them, written by `bespoke table --write docs/results` from `results/`",
+            "and `experiments/` alone. [tables.md](../tables.md) says how they are made, and what a mark means.",
+            "",
+            *markdown_table(["paper", *_state(total), "training"], rows),
+            "",
+            *_LEGEND,
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _paper(self, pages: Sequence[Page], link: Callable[[Path], str], name: str) -> str:
+        lines = [f"# {for_markdown(pages[0].beside.table.paper)}", _WRITTEN]
+        for page in pages:
+            lines += ["", *self._section(page, link)]
+        kept = self._reasons_kept(pages)
+        if kept:
+            lines += [
+                "",
+                "## Reasons kept",
+                "",
+                "Of numbers that are not marked any more.",
+                "",
+                *markdown_bullets(kept),
+            ]
+        lines += ["", f"Training: {self._spent_told(self.papers[name])}. [All papers](README.md)"]
+        return "\n".join(lines) + "\n"
+
+    def _section(self, page: Page, link: Callable[[Path], str]) -> list[str]:
+        """Return what a paper's page says of one table."""
+        table, counts = page.beside.table, page.counts
+        lines = [f"## {for_markdown(f'{table.source}: {table.title}')}", ""]
+        paragraphs = [" ".join(part.split()) for part in table.about.split("\n\n") if part.strip()]
+        for paragraph in paragraphs:
+            lines += [for_markdown(paragraph), ""]
+        if table.kind == "figure":
+            wanted = [number for number in page.beside.numbers if number.entry.runs]
+            run = f"; {sum(bool(number.ours) for number in wanted)} of {len(wanted)} runs are there" if wanted else ""
+            lines += [f"Draw it with `bespoke figure {table.name}`{run}.", ""]
+        if counts.cells or (table.kind == "table" and table.cells):
+            lines += [page.markdown().rstrip("\n"), ""]
+        if counts.points:
+            near = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
+            lines += [f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns.", ""]
+        if page.misses:
+            lines += ["Marked numbers:", "", *markdown_bullets(page.misses), ""]
+        return [*lines, *self._settings(table, link)]
+
+    def _settings(self, table: Table, link: Callable[[Path], str]) -> list[str]:
+        """Return where a table's settings are: its file, the run files, and what differs from them."""
+        run = [(entry, entry.base) for entry in table.entries if entry.runs and entry.base]
+        bases = {entry.cell.base: path for entry, path in run}
+        presets = {entry.algorithm: path.parent / "algorithms" / f"{entry.algorithm}.toml" for entry, path in run}
+        presets = {name: path for name, path in presets.items() if path.is_file()}
+        places = [f"[the table's file]({link(table.path)})"]
+        for what, files in (("run files", bases), ("presets", presets)):
+            if files:
+                places.append(f"{what} {', '.join(f'[{name}]({link(path)})' for name, path in files.items())}")
+        if (own := self.root / table.name).is_dir():
+            places.append(f"[results]({link(own)})")
+        return [f"Settings: {'; '.join(places)}.", *_changes(table)]
+
+    def _reasons_kept(self, pages: Sequence[Page]) -> list[str]:
+        numbers = [number for page in pages for number in page.beside.numbers if not number.marked]
+        return [f"{n.id}: {explained(self.reasons[n.id])}" for n in numbers if n.id in self.reasons]
+
+    def check(self) -> None:
+        """Refuse reasons for numbers that no table has, and evidence that is not there."""
+        reasons.check(self.reasons, {number.id for page in self.pages for number in page.beside.numbers}, self.root)
+
+    def write(self, out: Path) -> list[Path]:
+        """Write the pages, each whole or not at all, after checking that no reason would be lost."""
+        self.check()
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another one") from None
+        files = self.files(out)
+        for name, text in files.items():
+            write_atomic(out / name, text)
+        return [out / name for name in files]
+
+
+def gather(root: Path, tables: Sequence[Table] | None = None) -> Site:
+    """Read all shipped tables and their results."""
+    if tables is None:
+        tables = [spec.read(path) for path in spec.listed().values()]
+    known, reader = reasons.read(root), Reader(root)
+    pages = tuple(Page(reader.beside(table), known) for table in tables)
+    trainings: dict[str, Result] = {}
+    papers: dict[str, dict[str, None]] = {}
+    for table in tables:
+        own = papers.setdefault(table.name.partition("/")[0], {})
+        for entry in filter(lambda entry: entry.runs, table.entries):
+            for result in [*reader.results(entry).values(), *reader.tries(entry)]:
+                if result.done:
+                    trainings.setdefault(_training(result), result)
+                    own.setdefault(_training(result))
+    return Site(root, pages, known, trainings, papers)
+
+
+def _training(result: Result) -> str:
+    """Return what is the same for all results of one training."""
+    settings = {key: value for key, value in result.content["settings"].items() if key != "evaluation"}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _linker(out: Path) -> Callable[[Path], str]:
+    """Return a function that turns a path into a link from a page in ``out``."""
+    return lambda path: Path(os.path.relpath(path.resolve(), out.resolve())).as_posix()
+
+
+def _state(counts: Counts) -> dict[str, str]:
+    """Return the columns that say how far tables are."""
+    return {
+        "numbers": str(counts.cells),
+        "not at hand": str(counts.missing),
+        "stand-ins run": _of(counts.stand_ins_run, counts.stand_ins),
+        "run": _of(counts.run, counts.cells - counts.missing - counts.stand_ins),
+        "within 1 point": _of(counts.within_1, counts.points),
+        "within 2": _of(counts.within_2, counts.points),
+        "marked, with a reason": str(counts.explained),
+        "without": str(counts.marked - counts.explained),
+        "best method kept": _of(counts.winners_kept, counts.columns),
+        "failed": str(counts.failed),
+    }
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part} of {whole}" if whole else "-"
+
+
+_LEGEND = [
+    "Numbers are those that a paper prints in its tables. Not at hand: the data are not there, so nothing is run.",
+    "Stand-ins are run on other data, labelled, and never held against the paper's. The other numbers are run as the",
+    "paper tells; those in percent are counted as within 1 or 2 points of the published ones. The best method is kept",
+    "where the paper's best of a column is ours too, among the methods that were run. Training is the time of all",
+    "trainings, each counted once.",
+]
+
+
+def _changes(table: Table) -> list[str]:
+    """Return what columns and rows change in their run files, as bullets; first what all columns change."""
+    cells = [cell for cell in table.cells if not cell.missing and cell.kind != "derived"]
+    parts = [_cell_changes(cell) for cell in cells]
+    common = [part for part in next(iter(parts), []) if all(part in own for own in parts)]
+    said = [f"- every column: {', '.join(common)}"] if common else []
+    for cell, own in zip(cells, parts, strict=True):
+        if rest := [part for part in own if part not in common]:
+            said.append(f"- {for_markdown(cell.label or cell.id)}: {', '.join(rest)}")
+    said += [f"- {for_markdown(row.label or row.id)}: {_code(row.set)}" for row in table.rows if row.set]
+    return ["", *said] if said else []
+
+
+def _cell_changes(cell: Cell) -> list[str]:
+    parts = [_code([text]) for text in cell.set]
+    parts += [f"`{key}` = {number} + seed" for key, number in cell.by_seed.items()]
+    parts += [f"for {for_markdown(row)} {_code(own['set'])}" for row, own in cell.methods.items() if own.get("set")]
+    return [*parts, *([f"evaluated again with {_code(cell.evaluate)}"] if cell.evaluate else [])]
+
+
+def _code(overrides: Iterable[str]) -> str:
+    return ", ".join(f"`{text}`" for text in overrides)

@@ -1,0 +1,129 @@
+"""What the numbers of a table are, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from bespoke.report.groups import people
+from bespoke.report.summary import SELECTIONS
+from bespoke.tables.beside import Beside, Number
+
+_STATISTICS = {
+    "pooled": "pooled over all test rows",
+    "mean": "mean over clients",
+    "std": "standard deviation over clients (ddof 1)",
+    "std0": "standard deviation over clients (ddof 0)",
+    "worst10": "mean of the worst tenth of the clients",
+    "top10_samples": "pooled over the tenth of the clients with the most rows",
+    "cv": "standard deviation over clients divided by the pooled value",
+}
+_DERIVED = {
+    "best": "the best of {of}",
+    "mean": "the mean of {of}",
+    "difference": "the difference of {of}",
+    "overhead": "percent by which a round takes longer",
+    "minutes": "minutes of the training",
+    "relative_fa": "false accepts over those of the baseline, where both reject equally many",
+    "round_seconds": "seconds of a round",
+    "seconds": "seconds of the training",
+    "bytes_up": "bytes that clients sent, in all rounds",
+    "bytes_down": "bytes that clients received, in all rounds",
+}
+_BENCHMARKS = {
+    "parameters": "numbers of the model, counted",
+    "trained": "numbers that are trained, counted",
+    "trained_new": "numbers that a new client trains, counted",
+    "shares": "percent of a client's time",
+    "partition": "rows of the clients",
+}
+
+
+def readings(beside: Beside) -> list[str]:
+    """Return how the numbers are obtained, a sentence each: what most have in common, then what differs."""
+    there = [number for number in beside.numbers if not number.entry.cell.missing]
+    read = [number for number in there if _derivation(number, beside) is None]
+    usual, others = [], []
+    for aspect in (_what, _people, _view, _selection) if read else ():
+        (text, _), *rest = _grouped(read, aspect)
+        usual.append(text)
+        others += [f"{_whole(numbers, read)}: {text}." for text, numbers in rest]
+    derived = _grouped([n for n in there if _derivation(n, beside) is not None], lambda n: _derivation(n, beside) or "")
+    others += [f"{_whole(numbers, there)}: {text}." for text, numbers in derived]
+    first = "If not said otherwise, a number is" if others else "Each number is"
+    return [*([f"{first} {'; '.join(usual)}."] if read else []), *others]
+
+
+def _grouped(numbers: Sequence[Number], text: Callable[[Number], str]) -> list[tuple[str, list[Number]]]:
+    """Return numbers by what is said of them, the largest group first."""
+    groups: dict[str, list[Number]] = {}
+    for number in numbers:
+        groups.setdefault(text(number), []).append(number)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
+def _what(number: Number) -> str:
+    return f"test {number.metric}{' in %' if number.percent else ''}, {_STATISTICS[number.entry.statistic]}"
+
+
+def _people(number: Number) -> str:
+    return people(number.entry.group)
+
+
+def _view(number: Number) -> str:
+    return f"view {number.entry.view}" if number.entry.view else "the method's headline view"
+
+
+def _selection(number: Number) -> str:
+    return SELECTIONS[number.entry.selection]
+
+
+def _derivation(number: Number, beside: Beside) -> str | None:
+    """Return how a number is computed; None if it is read from a run."""
+    row, cell = number.entry.row, number.entry.cell
+    if row.best_of:
+        labels = {each.id: each.label or each.id for each in beside.table.rows}
+        return f"the best of {' and '.join(labels[id] for id in row.best_of)}, chosen on the test rows"
+    if cell.kind == "benchmark":
+        return _BENCHMARKS.get(cell.how, cell.how)
+    if cell.kind == "derived" and cell.how in _DERIVED:
+        labels = {each.id: each.label or each.id for each in beside.table.cells}
+        named = " and ".join(labels.get(name, name) for name in cell.of)
+        return _DERIVED[cell.how].format(of=named if 0 < len(cell.of) < 4 else f"{len(cell.of) or 2} columns")
+    return None
+
+
+def _whole(some: Sequence[Number], all: Sequence[Number]) -> str:
+    """Return the names of the rows or of the columns that some numbers of all make up, or of the numbers."""
+    own = {number.entry.id for number in some}
+    if len(some) == len(all):
+        return "All numbers"
+    for name in ("row", "cell"):
+        parts = {getattr(number.entry, name).id: getattr(number.entry, name) for number in some}
+        if own == {number.entry.id for number in all if getattr(number.entry, name).id in parts}:
+            return "; ".join(part.label or part.id for part in parts.values())
+    return "; ".join(sorted(own))
+
+
+def repeated(seeds: set[tuple[int, ...]]) -> str:
+    """Return what a number over several seeds is, in brackets."""
+    if all(len(own) < 2 for own in seeds):
+        return ""
+    number = "; in brackets the number of seeds" if len({len(own) for own in seeds}) > 1 else ""
+    return f" (mean ± standard deviation over seeds, ddof 1{number})"
+
+
+def seeds(seeds: set[tuple[int, ...]]) -> str:
+    """Return which seeds were run."""
+    if len(seeds) > 1:
+        return (
+            f"seeds {', '.join(map(str, sorted({seed for own in seeds for seed in own})))}, not all of them everywhere"
+        )
+    own = next(iter(seeds))
+    return f"seed {own[0]}" if len(own) == 1 else f"seeds {', '.join(map(str, own))}"
+
+
+def machines(numbers: Iterable[Number]) -> str:
+    """Return where the numbers were computed, the most common place first; "" for what is only counted."""
+    found = Counter(machine for number in numbers for machine in number.machines if machine)
+    return " and ".join(sorted(found, key=lambda name: (-found[name], name)))

@@ -1,0 +1,157 @@
+"""The pages of all papers, and the reasons that they keep; the committed pages are those that would be written."""
+
+import re
+from pathlib import Path
+
+import paper_tables
+import pytest
+
+from bespoke.errors import UserError
+from bespoke.tables import plan, reasons, site, spec
+from bespoke.tables.beside import Reader
+from bespoke.tables.page import Page
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def table(tmp_path):
+    table = paper_tables.make(tmp_path)
+    root = tmp_path / "results"
+    paper_tables.put(root, table, "easy/ours", 0, 90.0)
+    paper_tables.put(root, table, "easy/ditto", 0, 74.0)
+    paper_tables.put(root, table, "easy/fedavg", 0, 10.0, settings={"seed": 0, "data": {}}, seconds=30.0)
+    return table
+
+
+@pytest.fixture
+def root(tmp_path, table):
+    return tmp_path / "results"
+
+
+def keep(root, id, reason="It is so.", evidence="results/proof.json"):
+    told = evidence if evidence.startswith("[") else f'"{evidence}"'
+    (root / "reasons.toml").write_text(f'["{id}"]\nreason = "{reason}"\nevidence = {told}\n')
+    (root / "proof.json").write_text("{}")
+
+
+def pages(root, table):
+    out = root.parent / "docs" / "results"
+    site.gather(root, [table]).write(out)
+    return {path.name: path.read_text() for path in out.iterdir()}
+
+
+# --- the committed pages --------------------------------------------------------------------------------------------
+
+
+def test_the_committed_pages_are_those_that_would_be_written():
+    """They are never edited by hand: `bespoke table --write docs/results` writes them."""
+    folder = ROOT / "docs" / "results"
+    written = site.gather(ROOT / "results").files(folder)
+    assert {path.name for path in folder.glob("*.md")} == {*written}
+    for name, text in written.items():
+        assert (folder / name).read_text(encoding="utf-8") == text, f"{name}: run bespoke table --write docs/results"
+
+
+def test_the_committed_reasons_hold():
+    found = site.gather(ROOT / "results")
+    found.check()
+
+
+def test_the_example_of_a_table_in_the_documents_can_be_run(tmp_path):
+    blocks = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "tables.md").read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = (block for block in blocks if "[[row]]" in block)
+    folder = tmp_path / "experiments" / "digits"
+    (folder / "tables").mkdir(parents=True)
+    (folder / "tables" / "t1.toml").write_text(text)
+    (folder / "digits.toml").write_text((ROOT / "experiments" / "demo.toml").read_text())
+    table = spec.read(folder / "tables" / "t1.toml")
+    assert len(plan.jobs(plan.chosen(table), [0, 1])) == 4
+    assert "Dir(0.3)" in Page(Reader(tmp_path).beside(table)).text()
+
+
+# --- what is on them ------------------------------------------------------------------------------------------------
+
+
+def test_a_page_for_each_paper_and_a_front_page(root, table):
+    found = pages(root, table)
+    assert {*found} == {"README.md", "maker.md"}
+    row = (
+        "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 1 of 3 | 1 of 3 | 0 | 2 | 1 of 1 | 0 | 230 s on NVIDIA H200 |"
+    )
+    assert row in found["README.md"]
+    text = found["maker.md"]
+    assert "## Table 1: Accuracy by data set\n\nTwo data sets.\n" in text
+    assert "1 of 3 numbers are within 1 point, 1 within 2; the best method is kept in 1 of 1 columns." in text
+    assert "- Easy, Ours: +13.7. No reason is known yet." in text
+    assert "[easy](../../experiments/maker/easy.toml)" in text and "[results](../../results/maker/t1)" in text
+    assert "- Hard: `data.alpha=0.1`, `data.replay` = 42 + seed\n- Ours: `algorithm.folds=3`" in text
+
+
+def test_a_training_is_counted_once(root, table):
+    same = {"seed": 0, "data": {"name": "easy"}, "algorithm": {"name": "ditto"}}
+    paper_tables.put(root, table, "hard/ditto", 0, 60.0, settings=same | {"evaluation": {"every": 1}})
+    assert site.gather(root, [table]).as_dict()["seconds"] == {"NVIDIA H200": 230.0}
+
+
+def test_the_state_of_all_tables(root, table):
+    lines = site.gather(root, [table]).text().splitlines()
+    assert lines[1].split()[:3] == ["maker/t1", "12", "3"] and lines[2].split()[:3] == ["all", "12", "3"]
+    assert lines[-1] == "230 s on NVIDIA H200"
+
+
+# --- reasons --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reason_stands_beside_its_number(root, table):
+    keep(root, "maker/t1/easy/ours")
+    text = pages(root, table)["maker.md"]
+    assert "- Easy, Ours: +13.7. It is so. (results/proof.json)" in text and "Reasons kept" not in text
+
+
+def test_a_reason_outlives_its_mark(root, table):
+    keep(root, "maker/t1/easy/ditto")
+    text = pages(root, table)["maker.md"]
+    assert "## Reasons kept\n" in text and "- maker/t1/easy/ditto: It is so. (results/proof.json)" in text
+
+
+@pytest.mark.parametrize(
+    ("id", "evidence", "sentence"),
+    [
+        ("maker/t1/easy/our", "results/proof.json", r"no table has this cell \(did you mean 'maker/t1/easy/ours'\?\)"),
+        ("maker/t1/easy/ours", "results/prof.json", "its evidence 'results/prof.json' is no file here"),
+        ("maker/t1/easy/ours", "../proof.json", "its evidence '../proof.json' is no file here"),
+        ("maker/t1/easy/ours", "tests/test_a.py::test_b", "its evidence 'tests/test_a.py::test_b' is no test"),
+    ],
+)
+def test_a_reason_that_would_be_lost_stops_the_writing(root, table, id, evidence, sentence):
+    (root.parent / "tests").mkdir()
+    (root.parent / "tests" / "test_a.py").write_text("def test_a():\n    pass\n")
+    (root.parent.parent / "proof.json").write_text("{}")
+    keep(root, id, evidence=evidence)
+    with pytest.raises(UserError, match=sentence):
+        pages(root, table)
+    assert not (root.parent / "docs").exists()
+
+
+def test_evidence_may_be_several_files_and_tests(root, table):
+    (root.parent / "tests").mkdir()
+    (root.parent / "tests" / "test_a.py").write_text("def test_a():\n    pass\n")
+    keep(root, "maker/t1/easy/ours", evidence='["results/proof.json", "tests/test_a.py::test_a"]')
+    assert "(results/proof.json, tests/test_a.py::test_a)" in pages(root, table)["maker.md"].replace("\\_", "_")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('["a/t1/b/c"]\nreason = "So."\n', "must have a reason and its evidence, and nothing else"),
+        ('["a/t1/b/c"]\nreason = ""\nevidence = "x"\n', "'' is no text"),
+        ('["a/t1/b/c"]\nreason = "So."\nevidence = []\n', "names no evidence"),
+        ("a/t1 = 3\n", "is not valid TOML"),
+        ('["a/t1/b/c"]\nreason = "So."\nevidence = 3\n', "3 is no text"),
+    ],
+)
+def test_a_file_of_reasons_that_cannot_be_one_is_refused(tmp_path, text, sentence):
+    (tmp_path / "reasons.toml").write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        reasons.read(tmp_path)
