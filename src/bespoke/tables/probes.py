@@ -121,8 +121,8 @@ def hierarchy(run: Run) -> dict[str, Any]:
     A client's train rows are its observations, its one test row is its true mean.
     """
     pool, clients = run.pool, range(run.pool.num_clients)
-    seen = [pool.y[pool.train.client(client)].double().numpy() for client in clients]
-    truth = [float(pool.y[pool.test.client(client)].mean()) for client in clients]
+    seen = [pool.y[pool.train.client(client)].double().cpu().numpy() for client in clients]
+    truth = [pool.y[pool.test.client(client)].double().mean().item() for client in clients]
     found = analysis.hierarchy([y.mean() for y in seen], [len(y) for y in seen], run.experiment.data.between, truth)
     return {name: _plain(error) for name, error in found.items()}
 
