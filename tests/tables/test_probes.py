@@ -1,6 +1,7 @@
 """Probes of finished runs, against numbers computed in another way."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import bespoke
 from bespoke import analysis
 from bespoke.algorithms.fedlda import FedLDA
 from bespoke.algorithms.fedpce import FedPCE
+from bespoke.data import from_arrays
 from bespoke.errors import UserError
 from bespoke.tables import probes
 
@@ -77,6 +79,20 @@ def test_features_are_a_sample_in_few_components_with_the_scatter_of_all_rows(mo
     assert found["kept"] == pytest.approx(sizes[:3].sum() / sizes.sum(), rel=1e-4)
     assert pdist(np.array(found["vectors"])).max() <= pdist(centred).max() * 1.001
     assert found["scatter"] == pytest.approx(whole.scatter(), rel=1e-4)
+
+
+def test_estimates_of_the_hierarchy_know_rows_variance_and_truth():
+    draw = np.random.default_rng(0)
+    truth, sizes = draw.standard_normal(5), [3, 8, 20, 5, 9]
+    seen = [mean + draw.standard_normal(n) for mean, n in zip(truth, sizes, strict=True)]
+    one = np.zeros((1, 1))
+    clients = [(np.zeros((n, 1)), y, one, [mean]) for n, y, mean in zip(sizes, seen, truth, strict=True)]
+    clients = [tuple(np.asarray(part, dtype=np.float32) for part in client) for client in clients]
+    data = SimpleNamespace(between=0.7)
+    run = SimpleNamespace(pool=from_arrays(clients, classes=False), experiment=SimpleNamespace(data=data))
+    expected = analysis.hierarchy([y.mean() for y in seen], sizes, 0.7, truth)
+    assert probes.take("hierarchy", run) == pytest.approx(expected, rel=1e-4)
+    assert expected["local"] == pytest.approx(np.mean([(y.mean() - t) ** 2 for y, t in zip(seen, truth, strict=True)]))
 
 
 # --- over the rounds ------------------------------------------------------------------------------------------------

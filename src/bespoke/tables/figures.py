@@ -297,7 +297,7 @@ def features(found: Found) -> "Figure":
     kept, sample, dims = min(own["kept"] for *_, own in first), len(own["classes"]), len(own["vectors"][0])
     about = (
         f"Features of {sample:,} train rows after the last round, in {dims} principal components with at least "
-        f"{100 * kept:.0f} % of their variance; t-SNE with perplexity {perplexity(sample):g}, seed 0"
+        f"{int(100 * kept)} % of their variance; t-SNE with perplexity {perplexity(sample):g}, seed 0"
     )
     subtitle = (
         "One dot per row; colour: its class. In brackets the test value. Scatter of class means, and of clients' means "

@@ -75,7 +75,7 @@ def features(run: Run) -> dict[str, Any]:
         "split": "train",
         "rows": len(found.classes),
         "dim": sample.shape[1],
-        "vectors": _plain(vectors),
+        "vectors": _plain(vectors, digits=3),  # enough for a picture, and the file stays small
         "classes": found.classes[drawn].tolist(),
         "clients": found.clients[drawn].tolist(),
         "kept": _plain(np.square(vectors).sum() / whole) if whole else 1.0,
@@ -121,8 +121,8 @@ def hierarchy(run: Run) -> dict[str, Any]:
     A client's train rows are its observations, its one test row is its true mean.
     """
     pool, clients = run.pool, range(run.pool.num_clients)
-    seen = [pool.y[pool.train.client(client)].double().numpy() for client in clients]
-    truth = [float(pool.y[pool.test.client(client)].mean()) for client in clients]
+    seen = [pool.y[pool.train.client(client)].double().cpu().numpy() for client in clients]
+    truth = [pool.y[pool.test.client(client)].double().mean().item() for client in clients]
     found = analysis.hierarchy([y.mean() for y in seen], [len(y) for y in seen], run.experiment.data.between, truth)
     return {name: _plain(error) for name, error in found.items()}
 
@@ -145,9 +145,9 @@ def take(name: str, run: Run) -> dict[str, Any]:
     return PROBES[name](run)
 
 
-def _plain(values: ArrayLike) -> Any:
-    """Return an array as nested lists of floats with five digits; None for one that is not finite."""
+def _plain(values: ArrayLike, digits: int = 5) -> Any:
+    """Return an array as nested lists of floats with few digits; None for one that is not finite."""
     found = np.asarray(values, dtype=np.float64)
     if found.ndim:
-        return [_plain(value) for value in found]
-    return float(f"{found:.5g}") if np.isfinite(found) else None
+        return [_plain(value, digits) for value in found]
+    return float(f"{found:.{digits}g}") if np.isfinite(found) else None
