@@ -283,3 +283,21 @@ def test_nothing_to_run_is_said(tmp_path):
     done = subprocess.run([sys.executable, "-m", "bespoke", *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.endswith("4 trainings for 5 cells\n"), done.stderr
     assert not (tmp_path / "none").exists() and not Path(tmp_path / "runs").exists()
+
+
+def test_a_cell_may_start_from_the_model_of_another(tmp_path, place):
+    changed = TABLE.replace('id = "b"', 'id = "b"\nstart = "a/fedavg"')
+    table = spec.read(write(tmp_path, changed))
+    job = plan.job_of(table.entry("b/fedavg"), 0)
+    assert carry_out(job, place) == worker.DONE
+    first = api.run(plan.job_of(table.entry("a/fedavg"), 0).experiment)
+    first.save_start(tmp_path / "start.safetensors")
+    own = plan.experiment_of(table.entry("b/fedavg"), 0)[0]
+    straight = api.run(replace(own, model=replace(own.model, start=str(tmp_path / "start.safetensors"))))
+    found = of_cell(table, place, "b/fedavg")
+    assert found.aggregates("loss").pooled == pytest.approx(straight.metric("loss"), rel=1e-5)
+    assert found.aggregates("loss").pooled != pytest.approx(api.run(own).metric("loss"), rel=1e-5)
+    assert found.content["settings"]["model"]["start"] == job.experiment.model.start
+    assert not plan.unfinished([job], place.root)
+    with pytest.raises(UserError, match="cell b: start"):
+        spec.read(write(tmp_path, changed.replace("a/fedavg", "b/fedavg")))

@@ -25,6 +25,7 @@ class Job:
     experiment: Experiment
     source: str  # of the method's settings
     entries: tuple[Entry, ...]
+    start: "Job | None" = None  # whose global model this one starts from: [model] start names its key
 
     @cached_property
     def key(self) -> str:
@@ -63,12 +64,24 @@ def chosen(table: Table, methods: Collection[str] = (), cells: Collection[str] =
     ]
 
 
+def job_of(entry: Entry, seed: int) -> Job:
+    """Return the training that an entry needs."""
+    job = Job(*experiment_of(entry, seed), (entry,))
+    return job if entry.start is None else started(job, job_of(entry.start, seed))
+
+
+def started(job: Job, start: Job) -> Job:
+    """Return a job that starts from the global model of another."""
+    model = dataclasses.replace(job.experiment.model, start=f"starts/{start.key}.safetensors")
+    return dataclasses.replace(job, experiment=dataclasses.replace(job.experiment, model=model), start=start)
+
+
 def jobs(entries: Iterable[Entry], seeds: Iterable[int]) -> list[Job]:
     """Return the trainings that entries need: one for all that differ only in what is read from the trained run."""
     found: dict[str, Job] = {}
     for entry in entries:
         for seed in seeds:
-            job = Job(*experiment_of(entry, seed), (entry,))
+            job = job_of(entry, seed)
             if job.key in found:
                 job = dataclasses.replace(job, entries=(*found[job.key].entries, entry))
             found[job.key] = job

@@ -76,6 +76,7 @@ class Entry:
     cell: Cell
     row: Row
     base: Path | None  # the run file; None where nothing is run
+    start: "Entry | None"  # whose trained global model this one starts from
     view: str  # "" is the method's headline
     group: str
     metric: str  # "" is the run's headline
@@ -160,7 +161,11 @@ class Table:
         own, told = cell.methods.get(row.id, {}), {"statistic": self.statistic, "selection": self.selection}
         parts = {n: own.get(n) or getattr(row, n) or getattr(cell, n) or told.get(n, "") for n in _READ}
         parts["group"] = parts["group"] or "all"
-        return Entry(self.name, cell, row, run_file(self.path, cell.base) if cell.base else None, **parts)
+        file, start = run_file(self.path, cell.base) if cell.base else None, None
+        if cell.start:
+            rows, (id, _, other) = {row.id: row for row in self.rows}, cell.start.partition("/")
+            start = self._entry(next(each for each in self.cells if each.id == id), rows[other])
+        return Entry(self.name, cell, row, file, start, **parts)
 
 
 def listed() -> dict[str, Path]:
@@ -282,6 +287,9 @@ def _check(table: Table) -> None:
             raise UserError(f"{own}: published has {min(unlisted)}, which is not in rows: add it there")
         if cell.kind == "run" and not cell.missing and not cell.base:
             raise UserError(f"{own}: names no run file: add base = ..., or say why it is missing")
+        first, _, other = cell.start.partition("/")
+        if cell.start and (first not in [each.id for each in table.cells if not each.start] or other not in rows):
+            raise UserError(f"{own}: start = {shown(cell.start)} is no CELL/ROW of this table that starts by itself")
         if cell.base and not run_file(table.path, cell.base).is_file():
             raise UserError(f"{own}: there is no run file {cell.base}")
         if cell.kind != "run" and not cell.how and not cell.missing:

@@ -11,7 +11,7 @@ from bespoke.data.partition.schemes import KEYS, PARTITIONS
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.errors import UserError
-from bespoke.tables.plan import Job
+from bespoke.tables.plan import Job, started
 
 _ROWS = (60, 240)  # for each client
 _CLIENTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
@@ -30,7 +30,8 @@ def tiny(job: Job) -> Job:
         adapt_rounds=min(2, experiment.evaluation.adapt_rounds),
         adapt_epochs=min(1, experiment.evaluation.adapt_epochs),
     )
-    return replace(job, experiment=replace(experiment, data=data, training=training, evaluation=evaluation))
+    made = replace(job, experiment=replace(experiment, data=data, training=training, evaluation=evaluation))
+    return made if job.start is None else started(made, tiny(job.start))
 
 
 def _short(training: Training) -> Training:

@@ -134,6 +134,9 @@ def _trained(
     job: Job, place: Place, folder: Path, stop: Callable[[], bool], told: Callable[[int, int], None], bench: Bench
 ) -> Run:
     """Run or resume the experiment."""
+    if job.start is not None:
+        _provide(job.start, place, place.work / job.experiment.model.start, bench)
+        job = replace(job, experiment=replace(job.experiment, folder=str(place.work)))
     parts = bench.parts(job.experiment)
     watching = probes.callbacks([entry.cell.probe for entry in job.entries], folder)
 
@@ -157,6 +160,22 @@ def _trained(
             raise
         shutil.rmtree(folder)  # damaged, or of older code: a training may always begin again
         return once()
+
+
+def _provide(start: Job, place: Place, path: Path, bench: Bench) -> None:
+    """Train the global model that a job starts from, unless its file is there; wait for a process that is at it."""
+    folder = path.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    while not path.exists():
+        try:
+            lock = FolderLock(folder)
+        except UserError:
+            time.sleep(1.0)
+            continue
+        with contextlib.closing(lock):
+            if not path.exists():
+                _trained(start, place, folder / "run", lambda: False, lambda *done: None, bench).save_start(path)
+                shutil.rmtree(folder / "run", ignore_errors=True)
 
 
 def _write(job: Job, root: Path, run: Run, seconds: float) -> list[str]:
