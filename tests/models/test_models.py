@@ -149,7 +149,7 @@ OTHER |= {"vectors": "glove.npy", "vocabulary": 3, "dropout": 0.5}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_settings_that_a_model_has_not_are_refused(name):
-    assert {"name", "norm"} | OTHER.keys() == {f.name for f in fields(ModelSettings)}
+    assert {"name", "norm", "start"} | OTHER.keys() == {f.name for f in fields(ModelSettings)}
     needed, shape, _ = SMALL[name]
     for key in OTHER.keys() - MODELS[name].takes.keys():
         with pytest.raises(

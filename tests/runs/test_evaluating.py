@@ -333,6 +333,12 @@ def test_a_corruption_hides_no_other_partition(made):
         evaluate(made, ["data.corrupt=fog:3", "data.alpha=0.5"])
 
 
+def test_rows_of_another_source_are_others_although_their_numbers_are_the_same():
+    run = bespoke.run(experiment(rounds=1))
+    with pytest.raises(UserError, match=r"with data\.spread = 3\.0 the client '0', who trained, would have other test"):
+        evaluate(run, ["data.spread=3.0"])
+
+
 @dataclass(frozen=True)
 class Wide(bespoke.Algorithm):
     """A method whose settings change what its server and its clients keep."""

@@ -19,16 +19,57 @@ def test_the_parts_of_a_model():
     assert value("pfedfda/t8", "cifar_cnn/gaussian") == 128 * 100 + 128 * 129 // 2
 
 
-def test_classes_of_the_settings_come_first():
-    assert value("pfedfda/t8", "mobilenet/linear") == 1024 * 1000 + 1000
+SMALL = """
+[[row]]
+id = "linear"
+[[row]]
+id = "fedavg"
+[[row]]
+id = "fedper"
+[[row]]
+id = "fedbn"
+[[row]]
+id = "fedpce"
+set = ["algorithm.size=4"]
+[[cell]]
+id = "model"
+kind = "benchmark"
+how = "parameters"
+base = "easy"
+set = ["data.num_classes=7"]
+rows = ["linear"]
+[[cell]]
+id = "col"
+kind = "benchmark"
+how = "trained"
+base = "easy"
+[[cell]]
+id = "cl"
+kind = "benchmark"
+how = "trained_new"
+base = "easy"
+"""
 
 
-def test_what_a_client_trains():
-    whole = value("fedpce/t1", "parameters_col/fedavg")
-    assert value("fedpce/t1", "parameters_col/fedper") == value("fedpce/t1", "parameters_col/fedbn") == whole
-    assert value("fedpce/t1", "parameters_cl/fedper") == 512 * 10 + 10
-    assert value("fedpce/t1", "parameters_cl/fedpce") == 32
-    assert value("fedpce/t1", "parameters_col/fedpce") > 1.05 * whole  # the nets that turn an embedding into norms
+@pytest.fixture
+def small(tmp_path):
+    head = 'paper = "Maker"\nsource = "Table 1"\ntitle = "Sizes"\n'
+    table = paper_tables.make(tmp_path, head + SMALL)
+    model = '[data]\nname = "mnist"\n[model]\nname = "mlp"\nhidden = 8\nnorm = "layer"\n'
+    (tmp_path / "experiments/maker/easy.toml").write_text(model)
+    return lambda id: counting.counted(table.entry(id))["value"]
+
+
+def test_classes_of_the_settings_come_first(small):
+    assert small("model/linear") == 8 * 7 + 7
+
+
+def test_what_a_client_trains(small):
+    whole = small("col/fedavg")
+    assert small("col/fedper") == small("col/fedbn") == whole
+    assert small("cl/fedper") == 8 * 10 + 10 and small("cl/fedbn") == 2 * 8
+    assert small("cl/fedpce") == 4
+    assert small("col/fedpce") > whole + 4  # the nets that turn an embedding into norms
 
 
 def test_they_become_results(tmp_path):
@@ -36,6 +77,14 @@ def test_they_become_results(tmp_path):
     assert done.code == 0 and done.out == "8 numbers counted; nothing of this is trained\n"
     numbers = {n.entry.id: n.mean for n in Reader(tmp_path / "results").beside(spec.find("pfedvmp/t4")).numbers}
     assert numbers["cifar10/linear"] == 512 * 10 + 10 and len(numbers) == 8
+
+
+def test_counting_again_changes_no_file(tmp_path):
+    table = spec.find("pfedvmp/t4")
+    counting.count([table], tmp_path, ["cifar10"])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    counting.count([table], tmp_path, ["cifar10"])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before and len(before) == 2
 
 
 def test_they_are_no_trainings(tmp_path):

@@ -76,6 +76,15 @@ def test_what_is_said_below_it(page):
     assert sum(line.startswith("* further") for line in said) == 1
 
 
+def test_what_differs_is_said_by_column(tmp_path):
+    text = paper_tables.TABLE.replace('id = "hard"\n', 'id = "hard"\ngroup = "new"\nselection = "best_test"\n')
+    text = text.replace('label = "Ours"', 'label = "Ours"\nbest_of = ["fedavg", "ditto"]')
+    caption = Page(Reader(tmp_path / "results").beside(paper_tables.make(tmp_path, text))).caption
+    assert "Hard: new clients, held out from training." in caption
+    assert "Hard: best on test (oracle)." in caption
+    assert "Ours: the best of FedAvg and Ditto, chosen on the test rows." in caption
+
+
 def test_nothing_is_said_that_does_not_hold(tmp_path, table):
     root = tmp_path / "results"
     paper_tables.put(root, table, "easy/ours", 0, 76.0)

@@ -88,6 +88,16 @@ def test_a_page_for_each_paper_and_a_front_page(root, table):
     assert "- Hard: `data.alpha=0.1`, `data.replay` = 42 + seed\n- Ours: `algorithm.folds=3`" in text
 
 
+def test_a_figure_is_shown_once_it_is_drawn(tmp_path):
+    text = paper_tables.TABLE.replace('title = "', 'kind = "figure"\nfigure = "curves"\ntitle = "')
+    table = paper_tables.make(tmp_path, text, "maker/f1")
+    found = site.gather(tmp_path / "results", [table])
+    assert "Draw it with `bespoke figure maker/f1`; 0 of 9 runs are there." in found.files(tmp_path)["maker.md"]
+    assert "![" not in found.files(tmp_path)["maker.md"]
+    (tmp_path / "maker_f1.png").touch()
+    assert "![Table 1](maker_f1.png)" in found.files(tmp_path)["maker.md"]
+
+
 def test_a_training_is_counted_once(root, table):
     same = {"seed": 0, "data": {"name": "easy"}, "algorithm": {"name": "ditto"}}
     paper_tables.put(root, table, "hard/ditto", 0, 60.0, settings=same | {"evaluation": {"every": 1}})

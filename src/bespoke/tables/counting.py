@@ -28,7 +28,9 @@ def count(tables: Iterable[Table], root: Path, cells: Sequence[str] = ()) -> int
         if not cells or entry.cell.id in cells
     ]
     for entry in wanted:
-        results.write(root, entry, counted(entry))
+        content, there = counted(entry), results.of(root, entry).get(0)
+        if there is None or there.content.get("value") != content["value"]:  # else no file changes
+            results.write(root, entry, content)
     return len(wanted)
 
 
@@ -77,7 +79,7 @@ def _parameters(experiment: Experiment, part: str) -> float:
 def _trees(experiment: Experiment) -> tuple[Any, Any]:
     """Return what a client receives and what it keeps to train; FedPCE also keeps the norms that it started from."""
     task, method = _task(experiment), experiment.method
-    params = task.init(rng.key(0))
+    params = {name: torch.zeros(shape) for name, shape in task.shapes.items()}
     server = method.server_init(task, params, max(1, experiment.data.clients), rng.key(0))
     state = method.client_init(task, params, torch.tensor(0))
     return method.broadcast(server), {"embedding": state["embedding"]} if "embedding" in state else state

@@ -69,7 +69,7 @@ class Site:
         by_paper: dict[str, list[Page]] = {}
         for page in self.pages:
             by_paper.setdefault(page.beside.table.name.partition("/")[0], []).append(page)
-        papers = {f"{name}.md": self._paper(own, _linker(out), name) for name, own in by_paper.items()}
+        papers = {f"{name}.md": self._paper(own, out, name) for name, own in by_paper.items()}
         return {FRONT: self._front(by_paper), **papers}
 
     def _front(self, by_paper: dict[str, list[Page]]) -> str:
@@ -93,10 +93,10 @@ class Site:
         ]
         return "\n".join(lines) + "\n"
 
-    def _paper(self, pages: Sequence[Page], link: Callable[[Path], str], name: str) -> str:
+    def _paper(self, pages: Sequence[Page], out: Path, name: str) -> str:
         lines = [f"# {for_markdown(pages[0].beside.table.paper)}", _WRITTEN]
         for page in pages:
-            lines += ["", *self._section(page, link)]
+            lines += ["", *self._section(page, out)]
         kept = self._reasons_kept(pages)
         if kept:
             lines += [
@@ -110,7 +110,7 @@ class Site:
         lines += ["", f"Training: {self._spent_told(self.papers[name])}. [All papers](README.md)"]
         return "\n".join(lines) + "\n"
 
-    def _section(self, page: Page, link: Callable[[Path], str]) -> list[str]:
+    def _section(self, page: Page, out: Path) -> list[str]:
         """Return what a paper's page says of one table."""
         table, counts = page.beside.table, page.counts
         lines = [f"## {for_markdown(f'{table.source}: {table.title}')}", ""]
@@ -121,6 +121,8 @@ class Site:
             wanted = [number for number in page.beside.numbers if number.entry.runs]
             run = f"; {sum(bool(number.ours) for number in wanted)} of {len(wanted)} runs are there" if wanted else ""
             lines += [f"Draw it with `bespoke figure {table.name}`{run}.", ""]
+            drawn = f"{table.name.replace('/', '_')}.png"
+            lines += [f"![{for_markdown(table.source)}]({drawn})", ""] if (out / drawn).is_file() else []
         if counts.cells or (table.kind == "table" and table.cells):
             lines += [page.markdown().rstrip("\n"), ""]
         if counts.points:
@@ -128,7 +130,7 @@ class Site:
             lines += [f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns.", ""]
         if page.misses:
             lines += ["Marked numbers:", "", *markdown_bullets(page.misses), ""]
-        return [*lines, *self._settings(table, link)]
+        return [*lines, *self._settings(table, _linker(out))]
 
     def _settings(self, table: Table, link: Callable[[Path], str]) -> list[str]:
         """Return where a table's settings are: its file, the run files, and what differs from them."""

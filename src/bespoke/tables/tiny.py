@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 from bespoke.core.settings import Training
-from bespoke.data import DATASETS
 from bespoke.data.federate import partitioned
+from bespoke.data.partition.schemes import KEYS, PARTITIONS
 from bespoke.data.settings import DataSettings
+from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.errors import UserError
 from bespoke.tables.plan import Job
 
-_ROWS = (120, 400, 1200, 4000)
+_ROWS = (60, 240)  # for each client
 _CLIENTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 _SMALL = {"min_rows": 2, "volume": 20, "rows_per_class": 2}  # of a partition
+_GENERATED = [load.__name__ for load in BUILT_IN]  # small already, and nothing is read for them
 
 
 def tiny(job: Job) -> Job:
@@ -45,24 +48,20 @@ def _short(training: Training) -> Training:
 @cache
 def _fewest(data: DataSettings, seed: int) -> DataSettings:
     """Return the data settings with random rows, and with the fewest clients and rows that the partition accepts."""
-    shipped = data.name in DATASETS.shipped and data.name not in ("gaussian", "synthetic_hierarchy", "digits")
-    changes: dict[str, Any] = {"name": "random", "like": data.name, "path": ""} if shipped else {}
-    changes |= {key: min(most, getattr(data, key)) for key, most in _SMALL.items()}
-    changes |= {"keep": 1.0, "keep_rows": min(8, data.keep_rows), "subsample": 1.0}
-    if data.clients == 0 and not shipped:
+    if data.name in _GENERATED:
         return data
+    takes = PARTITIONS[data.partition].takes(KEYS) if data.partition in PARTITIONS else ()
+    changes: dict[str, Any] = {"name": "random", "like": data.name, "path": "", "subsample": 1.0, "keep": 1.0}
+    changes |= {key: min(most, getattr(data, key)) for key, most in _SMALL.items() if key in takes}
+    if not data.keep_rows:
+        changes["keep_clients"] = "all"
     last: UserError | None = None
-    for clients in _CLIENTS:
-        for rows in _ROWS if shipped else (0,):
-            for new in (1, 2, 3) if data.new_clients else (0,):
-                if new >= clients:
-                    continue
-                wanted = changes | {"clients": clients, "new_clients": new} | ({"rows": rows} if rows else {})
-                made = replace(data, **wanted)
-                try:
-                    partitioned(made, seed)
-                except UserError as error:
-                    last = error
-                    continue
-                return made
+    for clients, rows, new in product(_CLIENTS, _ROWS, (1, 2, 3, 4) if data.new_clients else (0,)):
+        made = replace(data, **changes, clients=clients, new_clients=new, rows=rows * clients)
+        try:
+            partitioned(made, seed)
+        except UserError as error:
+            last = error
+            continue
+        return made
     raise UserError(f"no tiny federation could be made of {data.name} by {data.partition}: {last}")
