@@ -11,7 +11,7 @@ from small_runs import command
 from bespoke.errors import UserError
 from bespoke.report import planes
 from bespoke.report.papers import Line, Lines, Words, line_chart
-from bespoke.tables import figures
+from bespoke.tables import figures, probes, spec
 
 ROWS = """
 [[row]]
@@ -375,8 +375,21 @@ def test_figures_are_drawn_without_torch(tmp_path):
     put(tmp_path / "r", table, "a/fedavg", **content([0.5, 0.7]))
     script = f"""
 import pathlib, sys
-from bespoke.tables import figures
+from bespoke.tables import figures, probes, spec
 figures.draw({str(table.path)!r}, pathlib.Path({str(tmp_path / "r")!r}), pathlib.Path({str(tmp_path)!r}))
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_every_shipped_figure_can_be_drawn_once_it_has_results():
+    shipped = [spec.find(name) for name in spec.listed()]
+    drawn = [table for table in shipped if table.kind == "figure"]
+    assert len(drawn) >= 14 and {table.figure for table in drawn} == figures.FIGURES.keys()
+    for table in drawn:
+        for cell in table.cells:
+            needed = table.figure if table.figure in probes.PROBES else ""
+            assert cell.probe == needed, f"{table.name}: {cell.id}"
+        assert table.options.keys() <= {"show", "x"}, table.name
+        assert set(table.options.get("show", ())) <= figures._CURVES.keys(), table.name
+    assert {cell.probe for table in shipped for cell in table.cells} <= {"", *probes.PROBES}
