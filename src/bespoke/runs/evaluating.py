@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 
@@ -37,25 +37,20 @@ _SAME_ROWS = {
 _ADAPTATION = ("batch", "epochs", "lr", "steps")  # settings of [training] that fine-tuning and adaptation use
 
 
-class Opening(TypedDict, total=False):
-    """Where an opened run computes; each as for ``bespoke.run``."""
-
-    backend: str
-    device: str
-    precision: str
-    states: str
-
-
-_DEFAULTS: Opening = {"backend": "auto", "device": "auto", "precision": "auto", "states": "device"}
-
-
-def reopened(folder: str | Path, **where: Unpack[Opening]) -> Run:
+def reopened(
+    folder: str | Path,
+    *,
+    device: str = "auto",
+    backend: str = "auto",
+    precision: str = "auto",
+    states: str = "device",
+) -> Run:
     """Open the folder of a run and return what ``bespoke.run`` returned, as of its newest intact checkpoint.
 
-    Nothing in the folder is written. Settings, records, checkpoint, states and data are verified as for resuming. A
-    module that the experiment names is imported, which runs its code; a note on stderr says so.
+    Nothing in the folder is written. Settings, records, checkpoint, states and data are verified as for resuming. The
+    other arguments are as for ``run``. A module that the experiment names is imported, which runs its code; a note on
+    stderr says so.
     """
-    chosen = _DEFAULTS | where
     processes.join()
     if processes.world() > 1:
         raise UserError("one process opens a run's folder: start without torchrun")
@@ -66,10 +61,10 @@ def reopened(folder: str | Path, **where: Unpack[Opening]) -> Run:
         raise UserError(f"{run.path} holds an evaluation, which has no models of its own: give the folder of its run")
     check_idle(run.path)
     experiment, notes = _stored(run)
-    parts = built(experiment, chosen["device"], chosen["precision"])
+    parts = built(experiment, device, precision)
     told = identity.described(parts.pool, parts.params if experiment.model.start else None)
     notes += identity.compare(run, told, "run the experiment again")
-    federation = assemble(experiment, parts, chosen["backend"], chosen["states"])
+    federation = assemble(experiment, parts, backend, states)
     clients = federation.clients
     assert isinstance(clients, Simulated)  # in one process
     found, skipped = newest(run, federation, federation.start(), label_of(run) or experiment.hash())
@@ -108,16 +103,14 @@ def _stored(run: RunFolder) -> tuple[Experiment, list[str]]:
 # --- evaluating again ----------------------------------------------------------------------------------------------
 
 
-def evaluate(
-    run: Run | str | Path, overrides: Sequence[str] = (), out: str | Path | None = None, **where: Unpack[Opening]
-) -> Run:
+def evaluate(run: Run | str | Path, overrides: Sequence[str] = (), out: str | Path | None = None, **where: str) -> Run:
     """Evaluate a trained run, or the run in a folder, with some settings changed, and return that as a run.
 
     ``overrides`` are ``table.key=value``: any ``[evaluation]`` and ``[algorithm]`` settings, ``objective.metrics``,
     the settings of ``[training]`` that adaptation uses, and ``[data]`` settings that leave the clients that trained
     with their own test and validation rows. Clients adapt, personalise and predict; nothing is trained on the server.
     ``out`` is the folder for the record, which ``compare`` reads like a run's; without one, the record lives as long
-    as the returned object. ``where`` is for a folder; a run is evaluated where it is.
+    as the returned object. ``where`` are the other arguments of :func:`reopened`, for a folder.
     """
     if isinstance(run, Run) and where:
         raise UserError(f"evaluate({next(iter(where))}=...) is for a folder: a run is evaluated where it is")
@@ -169,8 +162,8 @@ _UNTRAINED: dict[str, Any] = {  # the line of a round in which nobody trained
 
 def folder_for(run: Run, overrides: Sequence[str]) -> Path:
     """Return where an evaluation of a run is recorded by default: in its folder, by a hash of settings and round."""
-    said = json.dumps([_changed(run.experiment, overrides).tables(), run.last_round], sort_keys=True)
-    return run.folder.path / "evaluations" / hashlib.sha256(said.encode()).hexdigest()[:12]
+    settings = json.dumps([_changed(run.experiment, overrides).tables(), run.last_round], sort_keys=True)
+    return run.folder.path / "evaluations" / hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 
 def _origin(run: Run) -> dict[str, Any]:
@@ -200,11 +193,9 @@ def _differing(old: Experiment, new: Experiment) -> dict[str, tuple[Any, Any]]:
     """Return the settings in which two experiments of one method differ, with their values: ``table.key``."""
     there, here = old.tables(), new.tables()
     found = {} if old.seed == new.seed else {"seed": (old.seed, new.seed)}
-    for table in there.keys() - {"seed"}:
-        for key, value in there[table].items():
-            if value != here[table][key]:
-                found[f"{table}.{key}"] = (value, here[table][key])
-    return found
+    names = [(table, key) for table, settings in there.items() if table != "seed" for key in settings]
+    changes = {f"{table}.{key}": (there[table][key], here[table][key]) for table, key in names}
+    return found | {name: (before, after) for name, (before, after) in changes.items() if before != after}
 
 
 def _federation(run: Run, experiment: Experiment) -> tuple[Federation, Built, list[str]]:
