@@ -43,7 +43,12 @@ _NAMED: tuple[tuple[str, str, Registry[Any]], ...] = (  # settings that may name
     ("model", "name", MODELS),
     ("objective", "name", OBJECTIVES),
 )
-_LATER = ("robust", "trim", "bound")  # settings of [training] that older runs lack: at their defaults not hashed
+_LATER = (  # settings that older runs lack: at their defaults not hashed
+    ("training", "robust"),
+    ("training", "trim"),
+    ("training", "bound"),
+    ("data", "between"),
+)
 _KINDS = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
 
 
@@ -132,14 +137,14 @@ class Experiment:
         """Return the hash of what identifies a run: data, model, objective, algorithm, training, and seed.
 
         ``rounds`` is left out, so that a run may be extended, unless a schedule depends on it. The device and the
-        metrics do not count. Classification counts as no objective, and the newest settings of ``[training]`` count
-        only where they are set, so that older runs keep their hash.
+        metrics do not count. Classification counts as no objective, and the newest settings count only where they are
+        set, so that older runs keep their hash.
         """
         tables = self.tables()
         del tables["evaluation"], tables["training"]["rounds"], tables["objective"]
-        for key in _LATER:
-            if tables["training"][key] == getattr(Training, key):
-                del tables["training"][key]
+        for table, key in _LATER:
+            if tables[table][key] == getattr(_TABLES[table], key):
+                del tables[table][key]
         if self.objective.name != ObjectiveSettings.name:
             tables["objective"] = self.objective.name
         if self.training.schedule != "constant":
