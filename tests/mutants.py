@@ -92,28 +92,28 @@ of(
     ),
     (
         "statistics of the received body",
-        "_personal_statistics(local, body, shared",
-        '_personal_statistics(local, down["body"], shared',
+        "_interpolated(local, body, down, few_rows=0)",
+        '_interpolated(local, down["body"], down, few_rows=0)',
     ),
     (
         "few rows count in training",
-        "shared, few_rows=0)",
-        "shared, self.few_rows)",
+        "down, few_rows=0)",
+        "down, self.few_rows)",
     ),
     (
         "every class has its own mean in prediction",
-        'down["body"], shared, self.few_rows)',
-        'down["body"], shared, 0)',
+        'known or self._interpolated(local, down["body"], down, self.few_rows)',
+        'known or self._interpolated(local, down["body"], down, 0)',
     ),
     (
         "predicts with shared statistics",
-        "if state else self._searched(local, down)\n        head",
-        "if state else gaussian.received(local.task, down)\n        head",
+        "gaussian.received(local.task, state) if state else None",
+        "gaussian.received(local.task, state or down)",
     ),
     (
         "searches again in spite of what was trained",
-        "own = gaussian.received(local.task, state) if state else self._searched(local, down)",
-        "own = self._searched(local, down)",
+        "known or self._interpolated(",
+        "self._interpolated(",
     ),
     (
         "own statistics under the aggregated body",

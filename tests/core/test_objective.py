@@ -1,5 +1,6 @@
 """Objectives: losses, predictions, and metrics that add up, held against scikit-learn."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from bespoke.core import rng
 from bespoke.core.data import Batch
 from bespoke.core.objective import (
     CLASSIFICATION,
+    MEAN_ESTIMATION,
     METRICS,
     MULTILABEL,
     OBJECTIVES,
@@ -256,12 +258,17 @@ def batch(y, mask=None):
 
 
 def test_the_shipped_objectives():
-    assert list(OBJECTIVES) == ["classification", "regression", "multilabel"]
-    assert [o.classes for o in OBJECTIVES.values()] == [True, False, False]
+    assert list(OBJECTIVES) == ["classification", "regression", "multilabel", "mean_estimation"]
+    assert [o.classes for o in OBJECTIVES.values()] == [True, False, False, False]
     for found in OBJECTIVES.values():
         assert "loss" in found.metrics and not found.metrics["loss"].higher and found.metrics["loss"].additive
     assert list(CLASSIFICATION.metrics) == ["accuracy", "loss"]
-    assert [next(iter(o.metrics)) for o in OBJECTIVES.values()] == ["accuracy", "r2", "macro_f1"]
+    assert [next(iter(o.metrics)) for o in OBJECTIVES.values()] == [
+        "accuracy",
+        "r2",
+        "macro_f1",
+        "squared_error",
+    ]
     assert [METRICS[name].higher for name in ("accuracy", "auroc", "mse", "mae", "hamming")] == [
         True,
         True,
@@ -280,6 +287,9 @@ def test_losses_are_torchs_own():
     for found, target in ((output, labels), (output[:, :1], labels[:, 0])):
         want = F.mse_loss(found[:4], target.reshape(found.shape)[:4])
         assert REGRESSION.mean_loss(found, batch(target, mask)).item() == pytest.approx(want.item(), abs=1e-12)
+    normal = torch.distributions.MultivariateNormal(output[:4], torch.eye(3, dtype=torch.float64))
+    want = -normal.log_prob(labels[:4]).mean() - 1.5 * math.log(2.0 * math.pi)
+    assert MEAN_ESTIMATION.mean_loss(output, batch(labels, mask)).item() == pytest.approx(want.item(), abs=1e-12)
     want = F.cross_entropy(output[:4], torch.tensor([0, 1, 2, 0]))
     y = torch.tensor([0, 1, 2, 0, 2, 2])
     assert CLASSIFICATION.mean_loss(output, batch(y, mask)).item() == pytest.approx(want.item(), abs=1e-12)

@@ -453,14 +453,18 @@ def test_a_wake_word_is_one_label_against_the_others():
 def test_the_two_level_gaussian_has_both_variances():
     for between in (1.0, 0.001):
         found = two_level_gaussian(np.random.default_rng(0), 2000, between)
-        sizes = np.bincount(found.owner)
+        owner, seen = found.owner[~found.official_test], found.y[~found.official_test]
+        sizes = np.bincount(owner)
         assert sizes.min() == 20 and sizes.max() == 200 and abs(sizes.mean() - 110) < 3
-        means = np.bincount(found.owner, found.y) / sizes
-        within = found.y - means[found.owner]
+        means = np.bincount(owner, seen) / sizes
+        within = seen - means[owner]
         assert abs((within**2).sum() / (sizes - 1).sum() - 1) < 0.02
         expected = between + (1 / sizes).mean()  # theta_m, and the mean of N_m observations around it
         assert abs(means.var() / expected - 1) < 0.1
         assert abs(means.mean()) < 4 * np.sqrt(expected / 2000)
+        assert (found.owner[found.official_test] == np.arange(2000)).all()
+        truth = found.y[found.official_test]
+        assert abs(truth.var() / between - 1) < 0.1 and abs(((means - truth) ** 2 * sizes).mean() - 1) < 0.1
 
 
 def test_the_synthetic_federation_has_twenty_clients_unless_told_otherwise():
@@ -469,6 +473,18 @@ def test_the_synthetic_federation_has_twenty_clients_unless_told_otherwise():
     assert federate_data(DataSettings(name="synthetic_homogeneous", clients=5), 3).total_clients == 5
     again = federate_data(DataSettings(name="synthetic_hierarchy"), 3)
     assert (pool.y == again.y).all() and pool.train.sizes == again.train.sizes
+
+
+def test_the_true_means_are_the_test_rows_and_nobody_trains_on_them():
+    pool = federate_data(DataSettings(name="synthetic_hierarchy", between=1e6, validation=0.2, new_clients=2), 3)
+    assert pool.test.sizes == (1,) * 20 and pool.test.index.tolist() == list(range(len(pool.y) - 20, len(pool.y)))
+    assert max(pool.train.index.max(), pool.val.index.max()) < len(pool.y) - 20
+    for client in range(20):
+        truth, own = (pool.y[rows.client(client)] for rows in (pool.test, pool.train))
+        assert abs(own.mean() - truth) < 1.5  # of means that are a thousand apart
+    for wrong in ({"partition": "iid"}, {"pool": "train+test"}):
+        with pytest.raises(UserError, match="true means, on which nobody may train"):
+            federate_data(DataSettings(name="synthetic_hierarchy", **wrong), 3)
 
 
 def test_the_page_on_data_knows_every_set_and_its_state():

@@ -69,9 +69,8 @@ class PFedFDA(Algorithm):
 
     def client_init(self, task, params, client):
         """Return nothing, or room for what is sent."""
-        if self.test_statistics == "searched":
-            return {}
-        return self.server_init(task, params, 1, rng.key(0, task.device))
+        kept = self.test_statistics == "trained"
+        return self.server_init(task, params, 1, rng.key(0, task.device)) if kept else {}
 
     def client_update(self, local, state, down):
         """Train the body under the global head; send it with the interpolated statistics."""
@@ -82,7 +81,7 @@ class PFedFDA(Algorithm):
             return task.error(Head(weight, bias)(task.features(body, batch.x, batch.key)), batch)
 
         body = local.sgd(loss, down["body"], head.weight, head.bias)
-        stats = self._personal_statistics(local, body, shared, few_rows=0)
+        stats = self._interpolated(local, body, down, few_rows=0)
         up = {"body": body, "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
         return up if state else state, up
 
@@ -90,25 +89,22 @@ class PFedFDA(Algorithm):
         """Estimate statistics with the received body, for want of any that were trained."""
         if not state:
             return state
-        stats = self._searched(local, down)
+        stats = self._interpolated(local, down["body"], down, self.few_rows)
         return {"body": down["body"], "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
 
     def personalize(self, local, state, down):
         """Return a body and the head of its interpolated statistics."""
-        own = gaussian.received(local.task, state) if state else self._searched(local, down)
+        known = gaussian.received(local.task, state) if state else None
+        own = known or self._interpolated(local, down["body"], down, self.few_rows)
         head = gaussian.lda_head(own, gaussian.log_prior(local, self.smooth), self.shrink)
         return {"body": (state or down)["body"], "weight": head.weight, "bias": head.bias}
-
-    def _searched(self, local, down):
-        """Interpolate the received statistics under the received body."""
-        shared = gaussian.received(local.task, down)
-        return self._personal_statistics(local, down["body"], shared, self.few_rows)
 
     def predict(self, task, personal, x):
         return Head(personal["weight"], personal["bias"])(task.features(personal["body"], x))
 
-    def _personal_statistics(self, local, body, shared, few_rows):
-        """Estimate statistics of the client's train rows and mix them with the shared ones."""
+    def _interpolated(self, local, body, down, few_rows):
+        """Estimate statistics of the client's train rows and mix them with the received ones."""
+        shared = gaussian.received(local.task, down)
         z, y, mask = local.features(body)
         member = gaussian.one_hot(y, mask, local.task.num_classes)
         own = gaussian.estimate(z, member, shared.mean, self.ridge)

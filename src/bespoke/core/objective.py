@@ -48,6 +48,16 @@ def squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs - y.reshape(outputs.shape)).square().mean(dim=-1)
 
 
+def squared_distances(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the squared distance of each row, a sum over its targets: outputs (B, T), y (B,) or (B, T) -> (B,)."""
+    return (outputs - y.reshape(outputs.shape)).square().sum(dim=-1)
+
+
+def gaussian_energies(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return minus the log density of each row's y (B,) or (B, T) under N(output, I), less its constant: (B,)."""
+    return 0.5 * squared_distances(outputs, y)
+
+
 def binary_cross_entropies(outputs: Tensor, y: Tensor) -> Tensor:
     """Return the mean over labels of their binary cross entropy: logits (B, T), y (B, T) of 0 and 1 -> (B,)."""
     each = F.binary_cross_entropy_with_logits(outputs, y.reshape(outputs.shape), reduction="none")
@@ -315,6 +325,10 @@ def _labels_complaint(y: Tensor) -> str:
     return f"labels are 0 or 1, not {found[0].item():g}" if len(found) else ""
 
 
+def _numbers(outputs: Tensor) -> Tensor:
+    return outputs[:, 0] if outputs.shape[-1] == 1 else outputs
+
+
 def _measured(*names: str) -> dict[str, Metric]:
     return {name: METRICS[name] for name in names}
 
@@ -326,11 +340,9 @@ CLASSIFICATION = Objective(
     _measured("accuracy"),
     classes=True,
 )
-REGRESSION = Objective(
-    "regression",
-    squared_errors,
-    lambda outputs: outputs[:, 0] if outputs.shape[-1] == 1 else outputs,
-    _measured("r2", "mae"),
+REGRESSION = Objective("regression", squared_errors, _numbers, _measured("r2", "mae"))
+MEAN_ESTIMATION = Objective(  # of rows from N(mean, I): outputs are the estimate, a test row's target is the true mean
+    "mean_estimation", gaussian_energies, _numbers, {"squared_error": loss_metric(squared_distances)}
 )
 MULTILABEL = Objective(
     "multilabel",
@@ -348,7 +360,10 @@ def _objective(thing: Any, where: str) -> Objective:
 
 
 OBJECTIVES: Registry[Objective] = Registry(
-    "objective", {o.name: o for o in (CLASSIFICATION, REGRESSION, MULTILABEL)}, _objective, "bespoke.objectives"
+    "objective",
+    {o.name: o for o in (CLASSIFICATION, REGRESSION, MULTILABEL, MEAN_ESTIMATION)},
+    _objective,
+    "bespoke.objectives",
 )
 
 
@@ -362,5 +377,7 @@ def register_objective(name: str, objective: Objective) -> None:
 class ObjectiveSettings:
     """The ``[objective]`` table: what the model is trained for, and the metrics to record."""
 
-    name: str = knob(CLASSIFICATION.name, "what the model is trained for: classification, regression or multilabel")
+    name: str = knob(
+        CLASSIFICATION.name, "what the model is trained for: classification, regression, multilabel or mean_estimation"
+    )
     metrics: tuple[str, ...] = knob((), "metrics to record besides the loss, headline first; empty = the objective's")

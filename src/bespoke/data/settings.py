@@ -122,3 +122,4 @@ class DataSettings:
     rows: int = knob(2000, "number of rows", low=1, of="name")
     dim: int = knob(20, "numbers per row", low=1, of="name")
     spread: float = knob(1.5, "standard deviation within a class; the means are standard normal", low=0, of="name")
+    between: float = knob(1.0, "variance of the clients' true means", low=0, high=1e12, of="name")

@@ -291,7 +291,7 @@ def federate(
 
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
     ``model`` any module whose sub-module ``head`` maps features to outputs; its weights are the common
-    start. ``objective`` is ``classification``, ``regression``, ``multilabel`` or your own :class:`Objective`, and
+    start. ``objective`` is a name, such as ``classification`` or ``regression``, or your own :class:`Objective`, and
     ``metrics`` replace those it records, the first as the headline: names, or a dict of :class:`Metric`.
     ``num_classes`` defaults to the largest label plus one. ``evaluate_every`` is the number of rounds between
     evaluations; ``patience`` stops the run after this many evaluations without a better validation value.

@@ -51,6 +51,7 @@ _LATER = (  # settings that older runs lack: at their defaults not hashed
     ("data", "classes"),
     ("data", "keep_clients"),
     ("model", "start"),
+    ("data", "between"),
 )
 _KINDS = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
 

@@ -50,29 +50,41 @@ def gaussian(rng: np.random.Generator, rows: int, dim: int, num_classes: int, sp
     return Examples(x.astype(np.float32), y, classes)
 
 
-def synthetic_hierarchy(rng: np.random.Generator, clients: int) -> Examples:
-    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 1; for regression."""
-    return two_level_gaussian(rng, clients or 20, 1.0)
+def synthetic_hierarchy(rng: np.random.Generator, clients: int, between: float, pool: str, partition: str) -> Examples:
+    """Synthetic: two-level Gaussian of Self-FL, the clients' means spread by a variance (clients, between)."""
+    if pool == "train+test" or partition not in ("auto", "natural"):
+        raise UserError(
+            "the test rows of the two-level Gaussian are its clients' true means, on which nobody may train: leave "
+            "[data] pool and partition out"
+        )
+    return two_level_gaussian(rng, clients or 20, between)
 
 
-def synthetic_homogeneous(rng: np.random.Generator, clients: int) -> Examples:
-    """Synthetic: two-level Gaussian of Self-FL, means of the clients spread with variance 0.001; for regression."""
-    return two_level_gaussian(rng, clients or 20, 0.001)
+def synthetic_homogeneous(rng: np.random.Generator, clients: int, pool: str, partition: str) -> Examples:
+    """Synthetic: the same with clients that hardly differ, between = 0.001 (clients)."""
+    return synthetic_hierarchy(rng, clients, 0.001, pool, partition)
 
 
 def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -> Examples:
     """Draw, for client m, a mean theta_m ~ N(0, between) and N_m ~ U{20..200} observations y ~ N(theta_m, 1): (N,).
 
     So the mean of a client's observations is N(theta_m, 1 / N_m), the model's second level. The input x (N, 1) is 0: a
-    linear model's output is its bias, which a squared loss makes the estimate of theta_m.
+    linear model's output is its bias, an estimate of theta_m. A client's only test row has theta_m itself as its
+    target: metrics see the truth, and a method, which never sees a test row's target, does not.
     """
     memory.require(3000 * clients, f"the rows of {clients:,} synthetic clients", "lower [data] clients")
     sizes = rng.integers(20, 201, clients)
     means = np.sqrt(between) * rng.standard_normal(clients)
     owner = np.repeat(np.arange(clients), sizes)
-    y = (means[owner] + rng.standard_normal(len(owner))).astype(np.float32)
-    names = tuple(str(i) for i in range(clients))
-    return Examples(np.zeros((len(y), 1), np.float32), y, 0, owner=owner, owner_names=names)
+    seen = means[owner] + rng.standard_normal(len(owner))
+    return Examples(
+        np.zeros((len(owner) + clients, 1), np.float32),
+        np.concatenate([seen, means]).astype(np.float32),
+        0,
+        official_test=np.arange(len(owner) + clients) >= len(owner),
+        owner=np.concatenate([owner, np.arange(clients)]),
+        owner_names=tuple(str(i) for i in range(clients)),
+    )
 
 
 def files(rng: np.random.Generator, path: str, num_classes: int, test: float) -> Examples:
