@@ -223,41 +223,6 @@ def test_records_without_betas_or_with_other_clients_conditions_are_refused(tmp_
         analysis.betas(recorded(tmp_path, {1: [(0.5, 0.5)] * 3}, ["fog:1", "clean"]))
 
 
-# --- estimates in the two-level Gaussian ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("between", "variance", "expected"),
-    [
-        (0.01, 1.0, {"local": 1.0, "paper": 0.0595, "bayes": 0.0594}),
-        (1.0, 0.1, {"local": 0.1, "paper": 0.4378, "bayes": 0.0914}),
-        (1.0, 1.0, {"local": 1.0, "paper": 0.9138, "bayes": 0.5250}),
-    ],
-)
-def test_errors_of_estimates_are_those_that_theory_expects(between, variance, expected):
-    draw = np.random.default_rng(0)
-    worlds = []
-    for _ in range(3000):
-        truth = 5.0 + np.sqrt(between) * draw.standard_normal(20)
-        seen = truth + np.sqrt(variance) * draw.standard_normal(20)
-        worlds.append(analysis.hierarchy(seen, np.full(20, 1 / variance), between, truth))
-    assert {name: np.mean([world[name] for world in worlds]) for name in expected} == pytest.approx(expected, rel=0.03)
-
-
-def test_estimates_weigh_clients_by_their_rows():
-    z, n, between = np.array([1.0, 2.0, 4.0]), np.array([10, 20, 50]), 0.5
-    theta = np.zeros(3)
-    found = analysis.hierarchy(z, n, between, theta)
-    paper = bayes = 0.0
-    for m in range(3):
-        w = {k: 1 / (between + 1 / n[k]) for k in range(3) if k != m}
-        common = sum(w[k] * z[k] for k in w) / sum(w.values())
-        paper += ((n[m] * z[m] + sum(w.values()) * common) / (n[m] + sum(w.values()))) ** 2 / 3
-        prior = 1 / (between + 1 / sum(w.values()))
-        bayes += ((n[m] * z[m] + prior * common) / (n[m] + prior)) ** 2 / 3
-    assert found == pytest.approx({"local": np.square(z).mean(), "paper": paper, "bayes": bayes})
-
-
 # --- sizes of messages ---------------------------------------------------------------------------------------------
 
 RESNET = ModelSettings(name="resnet18", stem="imagenet", norm="per_group")

@@ -191,27 +191,6 @@ def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, flo
     return sent | {"overhead_percent": 100 * (gaussians - linear) / total}
 
 
-def hierarchy(means: ArrayLike, rows: ArrayLike, between: float, truth: ArrayLike) -> dict[str, float]:
-    """Return the mean squared error to the clients' true means (M,) of three estimates that know all variances.
-
-    Client m has the mean (M,) of its rows (M,), which are N(true mean, 1); the true means are N(unknown, between).
-    ``local`` is that mean itself, ``paper`` Self-FL's estimate (3), for a client whose true mean is the common one,
-    ``bayes`` the estimate under the model itself, the best there is.
-    """
-    z, theta = np.asarray(means, dtype=np.float64), np.asarray(truth, dtype=np.float64)
-    own = np.asarray(rows, dtype=np.float64)  # precision of a client's mean
-    weight = 1 / (between + 1 / own)
-    others = weight.sum() - weight  # precision of the mean of the others, as an estimate of the common mean
-    theirs = (weight @ z - weight * z) / others
-    prior = 1 / (between + 1 / others)  # precision with which they tell this client's true mean
-    found = {
-        "local": z,
-        "paper": (own * z + others * theirs) / (own + others),
-        "bayes": (own * z + prior * theirs) / (own + prior),
-    }
-    return {name: float(np.square(estimate - theta).mean()) for name, estimate in found.items()}
-
-
 class Embeddings(NamedTuple):
     """One vector per client, and the condition of the client's images."""
 

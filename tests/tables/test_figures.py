@@ -11,7 +11,7 @@ from small_runs import command
 from bespoke.errors import UserError
 from bespoke.report import planes
 from bespoke.report.papers import Line, Lines, Words, line_chart
-from bespoke.tables import figures, probes, spec
+from bespoke.tables import figures
 
 ROWS = """
 [[row]]
@@ -375,7 +375,7 @@ def test_figures_are_drawn_without_torch(tmp_path):
     put(tmp_path / "r", table, "a/fedavg", **content([0.5, 0.7]))
     script = f"""
 import pathlib, sys
-from bespoke.tables import figures, probes, spec
+from bespoke.tables import figures
 figures.draw({str(table.path)!r}, pathlib.Path({str(tmp_path / "r")!r}), pathlib.Path({str(tmp_path)!r}))
 assert "torch" not in sys.modules
 """

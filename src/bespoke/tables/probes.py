@@ -17,6 +17,7 @@ from bespoke import analysis
 from bespoke.analysis import Embeddings
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
+from bespoke.maths.hierarchy import references
 from bespoke.registry import closest
 from bespoke.report.planes import principal
 from bespoke.runs.recording import Event
@@ -116,15 +117,8 @@ def _noted(folder: Path) -> dict[int, Any]:
 
 
 def hierarchy(run: Run) -> dict[str, Any]:
-    """Return the errors of estimates that know the variances of the two-level Gaussian (Self-FL's synthetic data).
-
-    A client's train rows are its observations, its one test row is its true mean.
-    """
-    pool, clients = run.pool, range(run.pool.num_clients)
-    seen = [pool.y[pool.train.client(client)].double().cpu().numpy() for client in clients]
-    truth = [pool.y[pool.test.client(client)].double().mean().item() for client in clients]
-    found = analysis.hierarchy([y.mean() for y in seen], [len(y) for y in seen], run.experiment.data.between, truth)
-    return {name: _plain(error) for name, error in found.items()}
+    """Return the errors of estimates that know the variances of the two-level Gaussian (Self-FL's synthetic data)."""
+    return {name: _plain(error) for name, error in references(run.pool, run.experiment.data.between).items()}
 
 
 PROBES: dict[str, Callable[[Run], dict[str, Any]]] = {
