@@ -11,7 +11,7 @@ from small_runs import command
 from bespoke.errors import UserError
 from bespoke.report import planes
 from bespoke.report.papers import Line, Lines, Words, line_chart
-from bespoke.tables import figures
+from bespoke.tables import figures, probes, spec
 
 ROWS = """
 [[row]]
