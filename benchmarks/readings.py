@@ -1,0 +1,272 @@
+"""What pFedFDA's Table 2 may mean by its baselines: every way to read a method that the sources allow, and its number.
+
+The paper names a few settings of its baselines and leaves the rest open: when a model is tested, what has momentum,
+what is mixed. For each method the readings below were written down before any was run, the most literal one first. One
+is chosen by ONE column, CIFAR-10 over Dir(0.5): the one closest to the published number, the first of those within
+``TIE`` points of the closest. It then holds in every other cell, and the other columns are only looked at.
+
+``python benchmarks/readings.py --jobs 3`` runs all of them, and the chosen ones in the other column (about eight
+minutes on one NVIDIA H200). It prints a line for each number and keeps them by method in ``results/readings/``.
+Evaluation changes no training, so readings that differ in it alone share one. ``--set`` adds overrides, for a small
+test: ``--set training.rounds=2``.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import multiprocessing
+import platform
+import sys
+import time
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bespoke.clients import Simulated
+from bespoke.core.objective import OBJECTIVES
+from bespoke.data import partitioned
+from bespoke.files import write_atomic
+from bespoke.models import build_task
+from bespoke.report.metrics import Scores, aggregate
+from bespoke.runs import api
+from bespoke.runs.experiment import Experiment, load
+from bespoke.runs.federation import Federation, Round
+from bespoke.runs.recording import client_lines
+
+CHOOSING, OTHER = "pfedfda/cifar10_dir0.5", "pfedfda/cifar10_dir0.1"
+FEDERATION = ("data.replay=42",)  # the one that the paper's script draws
+TIE = 0.3  # points
+# pooled accuracy in percent, as printed
+PUBLISHED = {
+    "fedpac": {CHOOSING: 76.7, OTHER: 90.8},
+    "pfedme": {CHOOSING: 74.0, OTHER: 90.0},
+    "apfl": {CHOOSING: 65.6, OTHER: 88.2},
+    "fedrep": {CHOOSING: 66.8, OTHER: 88.9},
+    "fedbabu": {CHOOSING: 67.8, OTHER: 88.7},
+}
+
+
+class Reading(NamedTuple):
+    """One way to read a method."""
+
+    trained: tuple[str, ...] = ()  # overrides that change the training
+    tested: tuple[str, ...] = ()  # overrides that change evaluation alone
+    view: str = "personal"
+    ablation: bool = False  # no reading of the paper: only shown beside them
+
+
+LOCAL = ("evaluation.when=local",)
+_MOMENTUM = {
+    "plain steps": (),
+    "momentum of w": ("algorithm.optimizer=training",),
+    "momentum of theta": ("algorithm.inner_momentum=0.5",),
+    "momentum of both": ("algorithm.optimizer=training", "algorithm.inner_momentum=0.5"),
+}
+READINGS: dict[str, dict[str, Reading]] = {
+    "pfedme": {
+        f"{name}, {tested}": Reading(trained, when, view, ablation)
+        for name, trained in _MOMENTUM.items()
+        for tested, when, view, ablation in (
+            ("theta is tested", (), "personal", False),
+            ("w_i is tested", LOCAL, "global", False),
+            ("the global model", (), "global", True),
+        )
+    },
+    "fedpac": {
+        "mixed head, before local training": Reading(),
+        "after local training": Reading(tested=LOCAL),
+        "own head, before local training": Reading(("algorithm.mixing=none",), ablation=True),
+        "own head, after local training": Reading(("algorithm.mixing=none",), LOCAL, ablation=True),
+    },
+    "apfl": {
+        "parameters mixed with the averaged w": Reading(),
+        "parameters mixed with the client's w": Reading(tested=LOCAL),
+        "logits mixed with the averaged w": Reading(("algorithm.mix=logits",)),
+        "logits mixed with the client's w": Reading(("algorithm.mix=logits",), LOCAL),
+        "alpha weighs the global model, averaged w": Reading(("algorithm.alpha=0.75",)),
+        "alpha weighs the global model, client's w": Reading(("algorithm.alpha=0.75",), LOCAL),
+    },
+    "fedrep": {
+        "averaged body": Reading(),
+        "after local training": Reading(tested=LOCAL),
+        "averaged body, head refitted": Reading(tested=("algorithm.refit_epochs=5",)),
+    },
+    "fedbabu": {
+        "head tuned on the averaged body": Reading(),
+        "head tuned on the client's body": Reading(tested=LOCAL),
+        "body and head tuned": Reading(tested=("algorithm.finetune_part=all",), ablation=True),
+    },
+    "fedavg": {
+        "the global model": Reading(ablation=True),
+        "after local training": Reading(tested=LOCAL, ablation=True),
+    },
+}
+
+
+class Training(NamedTuple):
+    """One training, and the readings that look at it."""
+
+    method: str
+    column: str
+    overrides: tuple[str, ...]
+    readings: dict[str, Reading]
+
+
+def trainings(method: str, column: str) -> list[Training]:
+    """Return the trainings that a method's readings need, in their order."""
+    by_overrides: dict[tuple[str, ...], dict[str, Reading]] = {}
+    for name, reading in READINGS[method].items():
+        by_overrides.setdefault(reading.trained, {})[name] = reading
+    return [Training(method, column, overrides, names) for overrides, names in by_overrides.items()]
+
+
+def chosen(method: str, tries: list[dict[str, Any]]) -> str | None:
+    """Return the name of the reading that the choosing column chooses, if the method has any."""
+    far = {
+        t["reading"]: abs(t["pooled"] - PUBLISHED[method][CHOOSING])
+        for t in tries
+        if t["column"] == CHOOSING and not t["ablation"]
+    }
+    return next((name for name in READINGS[method] if far.get(name, 1e9) <= min(far.values()) + TIE), None)
+
+
+@functools.cache
+def _pool(data: Any, seed: int) -> Any:
+    return partitioned(data, seed, False)[0]
+
+
+def _federation(experiment: Experiment, device: str) -> Federation:
+    """Put an experiment together, as `bespoke.run` does."""
+    where, dtype = api.pick_device(device), torch.get_default_dtype()
+    pool, model = _pool(experiment.located()[0], experiment.seed), experiment.located()[1]
+    objective, key = OBJECTIVES["classification"], api._init_key(experiment.seed)
+    precision = api.pick_precision("auto", where, dtype)
+    task = build_task(model, tuple(pool.x.shape[1:]), pool.num_classes, where, dtype, precision, objective, key)
+    return api._assemble(experiment, pool, task, task.init(key), "auto", "device")
+
+
+def look(experiment: Experiment, clients: Simulated, last: Round, device: str, view: str) -> dict[str, float]:
+    """Evaluate clients as an experiment says that differs from theirs in evaluation alone; return percent."""
+    federation = _federation(experiment, device)
+    assert isinstance(federation.clients, Simulated)
+    federation.clients.store = clients.store
+    lines = client_lines(federation, last.number, federation.evaluate(last))
+    found = aggregate(Scores.of_lines([r for r in lines if (r["split"], r["view"]) == ("test", view)], "accuracy"))
+    shares = {"pooled": found.pooled, "mean": found.mean, "std": found.std}
+    return {name: round(100 * (share or 0.0), 2) for name, share in shares.items()} | {"clients": found.clients}
+
+
+def carry_out(training: Training, further: tuple[str, ...], device: str, deadline: float) -> list[dict[str, Any]]:
+    """Train once, and return a try for each reading; none where the deadline has passed."""
+    if time.time() > deadline:
+        return []
+    base = [*FEDERATION, *training.overrides, *further]
+    begin = time.perf_counter()
+    experiment, _ = load(training.column, training.method, base)
+    federation = _federation(experiment, device)
+    clients, last = federation.clients, deque(federation.rounds(), maxlen=1).pop()
+    assert isinstance(clients, Simulated)
+    seconds, tries = time.perf_counter() - begin, []
+    for name, reading in training.readings.items():
+        overrides = [*base, *reading.tested]
+        tested, _ = load(training.column, training.method, overrides)
+        tries.append(
+            {
+                "reading": name,
+                "ablation": reading.ablation,
+                "column": training.column,
+                "algorithm": training.method,
+                "overrides": overrides,
+                "view": reading.view,
+                **look(tested, clients, last, device, reading.view),
+                "round": last.number,
+                "seed": tested.seed,
+                "seconds": round(seconds, 1),
+                "device": torch.cuda.get_device_name() if federation.task.device.type == "cuda" else "CPU",
+                "precision": federation.task.precision,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "notes": clients.notes,
+                "settings": {k: v for k, v in tested.tables().items() if k != "objective"},
+            }
+        )
+    del federation, clients, last
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return tries
+
+
+def store(folder: Path, method: str, tries: list[dict[str, Any]], jobs: int) -> None:
+    """Write a method's tries, one a line."""
+    about = {
+        "method": method,
+        "published": PUBLISHED.get(method, {}),
+        "chosen_by": CHOOSING,
+        "chosen": chosen(method, tries) if method in PUBLISHED else None,
+        "side_by_side": jobs,
+    }
+    head = json.dumps(about, indent=1).removesuffix("\n}")
+    write_atomic(
+        folder / f"{method}.json", f'{head},\n "tries": [\n' + ",\n".join(map(json.dumps, tries)) + "\n ]\n}\n"
+    )
+
+
+def show(tried: dict[str, Any]) -> str:
+    """Return a try's line."""
+    published = PUBLISHED.get(tried["algorithm"], {}).get(tried["column"])
+    beside = "" if published is None else f" (published {published:.1f}, {tried['pooled'] - published:+.1f})"
+    name = f"{tried['column'].rpartition('_')[2]} {tried['algorithm']}: {tried['reading']}"
+    return f"{name:<62} {tried['pooled']:.2f}{beside}, mean {tried['mean']:.2f}, {tried['seconds']:.0f} s"
+
+
+def main() -> int:
+    """Run the readings, choose, run the chosen ones elsewhere."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--methods", default=",".join(READINGS))
+    parser.add_argument("--out", default=str(Path(__file__).parents[1] / "results" / "readings"))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing new is begun")
+    parser.add_argument("--set", action="append", default=[])
+    given = parser.parse_args()
+    folder, methods = Path(given.out), given.methods.split(",")
+    folder.mkdir(parents=True, exist_ok=True)
+    began, failed = time.time(), 0
+    how = (tuple(given.set), given.device, began + given.budget)
+    tries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as workers:
+        todo: dict[Future[list[dict[str, Any]]], Training] = {}
+
+        def submit(training: Training) -> None:
+            todo[workers.submit(carry_out, training, *how)] = training
+
+        for method in methods:
+            for training in trainings(method, CHOOSING):
+                submit(training)
+        while todo:
+            for done in wait(todo, return_when=FIRST_COMPLETED).done:
+                method, column, overrides, _ = todo.pop(done)
+                if done.exception():
+                    failed += 1
+                    print(f"{column} {method} {overrides}: failed: {done.exception()!r}", flush=True)
+                    continue
+                for tried in done.result():
+                    tries[method].append(tried)
+                    print(f"{time.time() - began:5.0f} s  {show(tried)}", flush=True)
+                store(folder, method, tries[method], given.jobs)
+                if column == CHOOSING and not any(t[:2] == (method, CHOOSING) for t in todo.values()):
+                    best = chosen(method, tries[method]) if method in PUBLISHED else None
+                    for training in trainings(method, OTHER):
+                        ablations = all(r.ablation for r in training.readings.values())
+                        if best in training.readings or ablations:
+                            submit(training)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
