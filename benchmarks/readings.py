@@ -6,7 +6,8 @@ is chosen by ONE column, CIFAR-10 over Dir(0.5): the one closest to the publishe
 ``TIE`` points of the closest. It then holds in every other cell, and the other columns are only looked at.
 
 ``python benchmarks/readings.py --jobs 3`` runs all of them, and the chosen ones in the other column (about eight
-minutes on one NVIDIA H200). It prints a line for each number and keeps them by method in ``results/readings/``.
+minutes on one NVIDIA H200). It prints a line for each number and keeps them by method in ``results/readings/``; what is
+there is not run again.
 Evaluation changes no training, so readings that differ in it alone share one. ``--set`` adds overrides, for a small
 test: ``--set training.rounds=2``.
 """
@@ -20,6 +21,7 @@ import platform
 import sys
 import time
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,16 +62,19 @@ class Reading(NamedTuple):
 
 
 LOCAL = ("evaluation.when=local",)
-_MOMENTUM = {
+_PFEDME = {
     "plain steps": (),
     "momentum of w": ("algorithm.optimizer=training",),
     "momentum of theta": ("algorithm.inner_momentum=0.5",),
     "momentum of both": ("algorithm.optimizer=training", "algorithm.inner_momentum=0.5"),
+    "eta = 1 / lambda": ("training.lr=0.2", "algorithm.inner_momentum=0.5"),
+    "one local round": ("algorithm.inner_over=round",),
+    "one local round, eta = 1 / lambda": ("algorithm.inner_over=round", "training.lr=0.2"),
 }
 READINGS: dict[str, dict[str, Reading]] = {
     "pfedme": {
         f"{name}, {tested}": Reading(trained, when, view, ablation)
-        for name, trained in _MOMENTUM.items()
+        for name, trained in _PFEDME.items()
         for tested, when, view, ablation in (
             ("theta is tested", (), "personal", False),
             ("w_i is tested", LOCAL, "global", False),
@@ -79,6 +84,7 @@ READINGS: dict[str, dict[str, Reading]] = {
     "fedpac": {
         "mixed head, before local training": Reading(),
         "after local training": Reading(tested=LOCAL),
+        "head refitted to the averaged body": Reading(tested=("algorithm.refit_epochs=1",)),
         "own head, before local training": Reading(("algorithm.mixing=none",), ablation=True),
         "own head, after local training": Reading(("algorithm.mixing=none",), LOCAL, ablation=True),
     },
@@ -89,16 +95,22 @@ READINGS: dict[str, dict[str, Reading]] = {
         "logits mixed with the client's w": Reading(("algorithm.mix=logits",), LOCAL),
         "alpha weighs the global model, averaged w": Reading(("algorithm.alpha=0.75",)),
         "alpha weighs the global model, client's w": Reading(("algorithm.alpha=0.75",), LOCAL),
+        "no factor alpha, averaged w": Reading(("algorithm.own_step=full",)),
+        "no factor alpha, client's w": Reading(("algorithm.own_step=full",), LOCAL),
+        "alpha = 0.5, averaged w": Reading(("algorithm.alpha=0.5",), ablation=True),
     },
     "fedrep": {
         "averaged body": Reading(),
         "after local training": Reading(tested=LOCAL),
         "averaged body, head refitted": Reading(tested=("algorithm.refit_epochs=5",)),
+        "one head epoch": Reading(("algorithm.head_epochs=1",), ablation=True),
     },
     "fedbabu": {
         "head tuned on the averaged body": Reading(),
         "head tuned on the client's body": Reading(tested=LOCAL),
         "body and head tuned": Reading(tested=("algorithm.finetune_part=all",), ablation=True),
+        "head tuned for 20 epochs": Reading(tested=("algorithm.finetune_epochs=20",), ablation=True),
+        "head tuned at 0.1": Reading(tested=("algorithm.finetune_lr=0.1",), ablation=True),
     },
     "fedavg": {
         "the global model": Reading(ablation=True),
@@ -116,11 +128,12 @@ class Training(NamedTuple):
     readings: dict[str, Reading]
 
 
-def trainings(method: str, column: str) -> list[Training]:
-    """Return the trainings that a method's readings need, in their order."""
+def trainings(method: str, column: str, without: Collection[str] = ()) -> list[Training]:
+    """Return the trainings that a method's readings need, in their order, ``without`` some of the readings."""
     by_overrides: dict[tuple[str, ...], dict[str, Reading]] = {}
     for name, reading in READINGS[method].items():
-        by_overrides.setdefault(reading.trained, {})[name] = reading
+        if name not in without:
+            by_overrides.setdefault(reading.trained, {})[name] = reading
     return [Training(method, column, overrides, names) for overrides, names in by_overrides.items()]
 
 
@@ -131,7 +144,8 @@ def chosen(method: str, tries: list[dict[str, Any]]) -> str | None:
         for t in tries
         if t["column"] == CHOOSING and not t["ablation"]
     }
-    return next((name for name in READINGS[method] if far.get(name, 1e9) <= min(far.values()) + TIE), None)
+    least = min(far.values(), default=0.0)
+    return next((name for name in READINGS[method] if far.get(name, 1e9) <= least + TIE), None)
 
 
 @functools.cache
@@ -201,6 +215,12 @@ def carry_out(training: Training, further: tuple[str, ...], device: str, deadlin
     return tries
 
 
+def stored(folder: Path, method: str) -> list[dict[str, Any]]:
+    """Return the tries of a method that are there."""
+    path = folder / f"{method}.json"
+    return list(json.loads(path.read_text())["tries"]) if path.exists() else []
+
+
 def store(folder: Path, method: str, tries: list[dict[str, Any]], jobs: int) -> None:
     """Write a method's tries, one a line."""
     about = {
@@ -232,22 +252,37 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing new is begun")
+    parser.add_argument("--without", action="append", default=[], help="leave out a reading")
     parser.add_argument("--set", action="append", default=[])
     given = parser.parse_args()
     folder, methods = Path(given.out), given.methods.split(",")
     folder.mkdir(parents=True, exist_ok=True)
     began, failed = time.time(), 0
     how = (tuple(given.set), given.device, began + given.budget)
-    tries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    tries = {method: stored(folder, method) for method in methods}
     with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as workers:
         todo: dict[Future[list[dict[str, Any]]], Training] = {}
 
         def submit(training: Training) -> None:
             todo[workers.submit(carry_out, training, *how)] = training
 
+        def missing(method: str, column: str) -> list[Training]:
+            done = [t["reading"] for t in tries[method] if t["column"] == column]
+            return trainings(method, column, [*done, *given.without])
+
+        def elsewhere(method: str) -> None:
+            best = chosen(method, tries[method]) if method in PUBLISHED else None
+            needed = {t.overrides for t in trainings(method, OTHER) if best in t.readings}
+            for training in missing(method, OTHER):
+                if training.overrides in needed or all(r.ablation for r in training.readings.values()):
+                    submit(training)
+
         for method in methods:
-            for training in trainings(method, CHOOSING):
+            for training in missing(method, CHOOSING):
                 submit(training)
+        for method in methods:
+            if not missing(method, CHOOSING):
+                elsewhere(method)
         while todo:
             for done in wait(todo, return_when=FIRST_COMPLETED).done:
                 method, column, overrides, _ = todo.pop(done)
@@ -260,11 +295,7 @@ def main() -> int:
                     print(f"{time.time() - began:5.0f} s  {show(tried)}", flush=True)
                 store(folder, method, tries[method], given.jobs)
                 if column == CHOOSING and not any(t[:2] == (method, CHOOSING) for t in todo.values()):
-                    best = chosen(method, tries[method]) if method in PUBLISHED else None
-                    for training in trainings(method, OTHER):
-                        ablations = all(r.ablation for r in training.readings.values())
-                        if best in training.readings or ablations:
-                            submit(training)
+                    elsewhere(method)
     return int(failed > 0)
 
 

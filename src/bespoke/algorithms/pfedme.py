@@ -33,7 +33,9 @@ class PFedMe(Algorithm):
     theta alone) count. With ``optimizer = "training"`` w_i follows lambda (w_i - theta), the
     envelope's gradient, by the optimiser of ``[training]``, decay included. theta starts a round at
     w, and each minibatch where the last one left it (``inner_start = "w"``: at w_i; the paper does
-    not say). Only drawn clients compute, not all; they are weighted by their rows (the paper:
+    not say). With ``inner_over = "round"`` a round is one local round: the optimiser of
+    ``[training]`` trains theta at ``inner_lr`` on all its minibatches, tied to w; then w_i makes
+    its one step. Only drawn clients compute, not all; they are weighted by their rows (the paper:
     uniformly). A client that never took part works through one round from w and sends nothing.
     Views: theta, and the received model, which before aggregation is the client's own w_i.
     Bytes per client and round: the model up, the model down.
@@ -43,6 +45,11 @@ class PFedMe(Algorithm):
     inner_steps: int = knob(5, "steps of the personal model on each minibatch", low=1, high=10_000)
     inner_lr: float = knob(0.05, "learning rate of these steps", above=0)
     inner_momentum: float = knob(0.0, "momentum of these steps", low=0, high=1)
+    inner_over: str = knob(
+        "minibatch",
+        "what theta is found on: each minibatch, by these steps, or the whole round, by SGD",
+        choices=("minibatch", "round"),
+    )
     beta: float = knob(
         1.0,
         "share of the way the global model moves to the clients' mean; above 1 it overshoots",
@@ -68,6 +75,10 @@ class PFedMe(Algorithm):
         """Move, per minibatch, theta towards its proximal point, then w_i towards theta."""
         lam, inner_steps, afresh = self.lam, self.inner_steps, self.inner_start == "w"
         loss, plain = near(local.task.loss, lam), self.optimizer == "published"
+        if self.inner_over == "round":
+            w = down["model"]
+            theta = local.sgd(loss, w, w, lr=self.inner_lr)
+            return {"personal": theta}, {"model": tree.add(w, tree.sub(theta, w), lam * local.lr)}
         decay, momentum = local.training.weight_decay if plain else 0.0, self.inner_momentum
 
         def envelope(w, batch, seen, inner_rate):
