@@ -1,7 +1,7 @@
 """pFedMe: theta by K steps on f + lam/2 |theta - w_i|^2 for each minibatch; w_i towards theta; w towards their mean."""
 
-from golden.common import BOTH, CROSSED, Case, Outcome, mean, mistakes
-from golden.minibatch import blend, gradient, logits, step
+from golden.common import ALL, BOTH, CROSSED, Case, Outcome, mean, mistakes
+from golden.minibatch import blend, gradient, logits, step, train
 
 
 def pfedme_round(problem, k, lists, w, lam, inner_steps, inner_lr, inner_momentum, inner_start, twist, theta=None):
@@ -28,6 +28,17 @@ def pfedme_round(problem, k, lists, w, lam, inner_steps, inner_lr, inner_momentu
     return w, theta
 
 
+def whole_round(problem, k, lists, w, lam, inner_lr, twist):
+    """theta by the configured optimiser on f + lam/2 |theta - w|^2, then one step of w_i."""
+
+    def tied(theta, x, y):
+        g = gradient(theta, x, y)
+        return {name: g[name] + (0.0 if twist == "not tied" else lam) * (theta[name] - w[name]) for name in g}
+
+    theta = train(problem, k, lists, w, ALL, tied, rate=problem.lr if twist == "theta at eta" else inner_lr)
+    return blend(1.0 if twist == "w_i is theta" else problem.lr * lam, theta, w), theta
+
+
 def pfedme(
     problem,
     batches,
@@ -35,18 +46,27 @@ def pfedme(
     inner_steps=5,
     inner_lr=0.05,
     inner_momentum=0.0,
+    inner_over="minibatch",
+    personal="theta",
     beta=1.0,
     inner_start="theta",
     twist="",
 ):
     out, own, w = Outcome(), {}, problem.start
+
+    def one(problem, k, lists, w, rate, twist, old=None):
+        if inner_over == "round":
+            new, theta = whole_round(problem, k, lists, w, lam, rate, twist)
+        else:
+            settings = lam, inner_steps, rate, inner_momentum, inner_start
+            new, theta = pfedme_round(problem, k, lists, w, *settings, twist, old)
+        return new, new if (personal == "w") != (twist == "the other personal model") else theta
+
     for round, (now, cohort) in enumerate(problem.rounds(), 1):
         parts, received, inner_now = [], w, inner_lr * now.lr / problem.lr
         for k in cohort:
             old = own.get(k) if twist == "theta lives on" else None
-            settings = lam, inner_steps, inner_now, inner_momentum, inner_start
-            new, own[k] = pfedme_round(now, k, batches(round, k, 1), w, *settings, twist, old)
-            own[k] = new if twist == "the personal model is w_i" else own[k]
+            new, own[k] = one(now, k, batches(round, k, 1), w, inner_now, twist, old)
             parts.append(own[k] if twist == "sends theta" else new)
         w = blend(1.0 if twist == "no beta" else beta, mean(problem, cohort, parts, twist), received)
         views = []
@@ -54,8 +74,7 @@ def pfedme(
             theta = own.get(k, w)
             if k not in own and twist != "unseen unfitted":
                 start = problem.start if twist == "unseen starts at the first model" else w
-                settings = lam, inner_steps, inner_lr, inner_momentum, inner_start
-                theta = pfedme_round(problem, k, batches(None, k, 1), start, *settings, "")[1]
+                theta = one(problem, k, batches(None, k, 1), start, inner_lr, "")[1]
             shown = {"w_i is shown as global": parts[cohort.index(k)] if k in cohort else w}.get(twist, w)
             views.append({"personal": logits(theta, x), "global": logits(shown, x)})
         out.keep({"model": w}, {k: {"personal": theta} for k, theta in own.items()}, views)
@@ -65,6 +84,8 @@ def pfedme(
 CASES = {
     "pfedme": Case({"lam": 1.5, "inner_steps": 3, "inner_lr": 0.3}),
     "pfedme/w": Case({"lam": 1.2, "inner_steps": 2, "inner_lr": 0.25, "beta": 1.4, "inner_start": "w"}, CROSSED),
+    "pfedme/round": Case({"lam": 1.5, "inner_lr": 0.35, "inner_over": "round"}, CROSSED),
+    "pfedme/keeps w": Case({"lam": 1.5, "inner_steps": 2, "inner_lr": 0.3, "personal": "w"}, CROSSED),
     "pfedme/heavy": Case({"lam": 1.5, "inner_steps": 3, "inner_lr": 0.2, "inner_momentum": 0.6}, CROSSED),
     "pfedme/heavy w": Case(
         {"lam": 1.2, "inner_steps": 3, "inner_lr": 0.2, "inner_momentum": 0.6, "inner_start": "w"}, CROSSED
@@ -83,7 +104,7 @@ MISTAKES = [
         "inner steps at the outer rate",
         "no lambda in the outer step",
         "theta lives on",
-        "the personal model is w_i",
+        "the other personal model",
         "sends theta",
         variants=BOTH,
     ),
@@ -91,6 +112,8 @@ MISTAKES = [
     *mistakes("pfedme/w", "other start", "no beta", variants=("momentum",)),
     *mistakes("pfedme", "w_i is shown as global", variants=BOTH, late=True),
     *mistakes("pfedme/heavy", "no inner momentum", "momentum forgotten", "momentum", variants=("momentum",)),
+    *mistakes("pfedme/round", "not tied", "theta at eta", "w_i is theta", variants=("momentum",)),
+    *mistakes("pfedme/keeps w", "the other personal model", variants=("momentum",)),
     *mistakes("pfedme/heavy w", "momentum outlives theta", variants=("momentum",)),
     *mistakes("pfedme", "momentum", "no weight decay", "weight decay of w", variants=("momentum",)),
     *mistakes("pfedme", "a new batch for each inner step", variants=("momentum",), batches="small"),

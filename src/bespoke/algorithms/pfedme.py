@@ -22,7 +22,7 @@ class PFedMe(Algorithm):
     | paper | here |
     |---|---|
     | w; w_i | ``down["model"]``; ``up["model"]`` |
-    | theta_i, the personal model | ``state["personal"]`` |
+    | theta_i, the personal model | ``state["personal"]``; with ``personal = "w"`` it is w_i |
     | lambda, beta | ``lam``, ``beta`` |
     | K inner steps, at the rate eta_p | ``inner_steps``, ``inner_lr``, ``inner_momentum`` |
     | R local rounds, at the rate eta | minibatches of ``[training] epochs`` or ``steps``; ``lr`` |
@@ -37,7 +37,7 @@ class PFedMe(Algorithm):
     ``[training]`` trains theta at ``inner_lr`` on all its minibatches, tied to w; then w_i makes
     its one step. Only drawn clients compute, not all; they are weighted by their rows (the paper:
     uniformly). A client that never took part works through one round from w and sends nothing.
-    Views: theta, and the received model, which before aggregation is the client's own w_i.
+    Views: the personal model, and the global one.
     Bytes per client and round: the model up, the model down.
     """
 
@@ -50,6 +50,7 @@ class PFedMe(Algorithm):
         "what theta is found on: each minibatch, by these steps, or the whole round, by SGD",
         choices=("minibatch", "round"),
     )
+    personal: str = knob("theta", "the model a client keeps", choices=("theta", "w"))
     beta: float = knob(
         1.0,
         "share of the way the global model moves to the clients' mean; above 1 it overshoots",
@@ -65,7 +66,8 @@ class PFedMe(Algorithm):
 
     @property
     def ignores(self):
-        return PLAIN_STEPS if self.optimizer == "published" else {}
+        plain = self.optimizer == "published" and self.inner_over == "minibatch"
+        return PLAIN_STEPS if plain else {}
 
     def client_init(self, task, params, client):
         """Start the personal model at the common initial weights."""
@@ -75,10 +77,6 @@ class PFedMe(Algorithm):
         """Move, per minibatch, theta towards its proximal point, then w_i towards theta."""
         lam, inner_steps, afresh = self.lam, self.inner_steps, self.inner_start == "w"
         loss, plain = near(local.task.loss, lam), self.optimizer == "published"
-        if self.inner_over == "round":
-            w = down["model"]
-            theta = local.sgd(loss, w, w, lr=self.inner_lr)
-            return {"personal": theta}, {"model": tree.add(w, tree.sub(theta, w), lam * local.lr)}
         decay, momentum = local.training.weight_decay if plain else 0.0, self.inner_momentum
 
         def envelope(w, batch, seen, inner_rate):
@@ -93,9 +91,14 @@ class PFedMe(Algorithm):
             return value, gradient, {"personal": theta, "before": before}
 
         w, inner_rate = down["model"], local.lr * (self.inner_lr / local.training.lr)
-        start = {"personal": w, "before": w}
-        w, seen = local.trace(None, w, None, start, inner_rate, gradient=envelope, plain=plain)
-        return {"personal": seen["personal"]}, {"model": w}
+        if self.inner_over == "round":
+            theta = local.sgd(loss, w, w, lr=self.inner_lr)
+            w = tree.add(w, tree.sub(theta, w), lam * local.lr)
+        else:
+            start = {"personal": w, "before": w}
+            w, seen = local.trace(None, w, None, start, inner_rate, gradient=envelope, plain=plain)
+            theta = seen["personal"]
+        return {"personal": w if self.personal == "w" else theta}, {"model": w}
 
     def aggregate(self, task, server, uploads, key):
         """Move from w to the clients' mean, by the share beta."""
@@ -107,11 +110,11 @@ class PFedMe(Algorithm):
         }
 
     def adapt(self, local, state, down):
-        """Make a round and keep only theta."""
+        """Make a round and send nothing."""
         return self.client_update(local, state, down)[0]
 
     def personalize(self, local, state, down):
-        """Return the personal model, and the one received."""
+        """Return the personal model, and the global one."""
         return {"personal": state["personal"], "global": down["model"]}
 
     def predict(self, task, personal, x):
