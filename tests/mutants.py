@@ -622,6 +622,11 @@ of(
         'start = tree.where(local.round == 1, down["model"], state["personal"])',
         'start = down["model"]',
     ),
+    (
+        "always moves by alpha",
+        "slope * (v - v.detach())",
+        "(v - v.detach())",
+    ),
 )
 
 of(
@@ -941,6 +946,11 @@ of(
         "torch.where(clients < 0, len(met), clients)",
         "clients.clamp(min=0)",
     ),
+    (
+        "refitted at the body's rate",
+        'self.refit_epochs, "head", lr=rate)',
+        'self.refit_epochs, "head")',
+    ),
 )
 
 of(
@@ -1048,6 +1058,11 @@ of(
         "one optimiser for both phases",
         "            tag=1,\n",
         "",
+    ),
+    (
+        "no refit",
+        'down["body"] | state["head"], self.refit_epochs,',
+        'down["body"] | state["head"], 0,',
     ),
 )
 
@@ -1411,9 +1426,9 @@ of(
         "(w - theta)",
     ),
     (
-        "keeps w_i",
-        'return state, {"model": w}',
-        'return {"personal": w}, {"model": w}',
+        "keeps the other model",
+        'w if self.personal == "w" else theta',
+        'theta if self.personal == "w" else w',
     ),
     (
         "tied to itself",
@@ -1424,6 +1439,31 @@ of(
         "steps of the optimiser by default",
         'lam), self.optimizer == "published"',
         'lam), self.optimizer != "published"',
+    ),
+    (
+        "no momentum of theta",
+        "tree.add(ahead, tree.sub(theta, before), momentum)",
+        "ahead",
+    ),
+    (
+        "momentum outlives theta",
+        '(w, w) if afresh else (seen["personal"], seen["before"])',
+        '(w, seen["before"]) if afresh else (seen["personal"], seen["before"])',
+    ),
+    (
+        "a whole round at eta",
+        "local.sgd(loss, w, w, lr=self.inner_lr)",
+        "local.sgd(loss, w, w)",
+    ),
+    (
+        "a whole round ends at theta",
+        "tree.sub(theta, w), lam * local.lr)",
+        "tree.sub(theta, w), 1.0)",
+    ),
+    (
+        "shows theta as the global model",
+        '"global": down["model"]}',
+        '"global": state["personal"]}',
     ),
 )
 

@@ -4,12 +4,14 @@ import importlib
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import toy
 
+import bespoke
 from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.core import rng
 from bespoke.models import ModelSettings, build_task
@@ -22,8 +24,9 @@ FOLDER = ROOT / "benchmarks"
 
 sys.path.insert(0, str(FOLDER))  # as for a script that is started there
 
-methods, comparison, readme, report, paper_run, cohort_step = map(
-    importlib.import_module, ("methods", "fmnist_all", "methods_table", "report", "paper_run", "cohort_step")
+methods, comparison, readme, report, paper_run, cohort_step, readings = map(
+    importlib.import_module,
+    ("methods", "fmnist_all", "methods_table", "report", "paper_run", "cohort_step", "readings"),
 )
 
 
@@ -238,3 +241,64 @@ def test_the_readme_counts_what_crosses_the_wire(names, tiny):
         row = round_line(runs.last)
         assert not row["refused"]
         assert (row["bytes_up"], row["bytes_down"]) == (2 * sent(up, *tiny[:2]), 2 * sent(down, *tiny[:2])), name
+
+
+# --- readings of a paper's baselines --------------------------------------------------------------------------------
+
+KEPT = {method: readings.stored(ROOT / "results" / "readings", method) for method in readings.READINGS}
+
+
+@pytest.mark.parametrize("method", readings.PUBLISHED)
+def test_a_page_shows_every_try_and_which_reading_was_chosen(method):
+    page = (ROOT / "docs" / "methods" / f"{method}.md").read_text(encoding="utf-8")
+    assert readings.table(method, KEPT[method]) in page
+    assert f"| **{readings.chosen(method, KEPT[method])}** |" in page
+
+
+@pytest.mark.parametrize("method", readings.PUBLISHED)
+def test_the_preset_is_the_chosen_reading(method):
+    """Where a reading is a matter of evaluation or of a view, there is a setting of the method for it."""
+    name = readings.chosen(method, KEPT[method])
+    reading, preset = readings.READINGS[method][name], load(readings.CHOOSING, method)[0].method
+    given = dict(text.removeprefix("algorithm.").split("=") for text in reading.trained + reading.tested)
+    if (given.pop("evaluation.when", ""), reading.view) == ("local", "global"):
+        given["personal"] = "w"
+    assert {name: str(getattr(preset, name)) for name in given} == given
+
+
+def test_every_try_loads_and_says_what_it_is():
+    for method, tries in KEPT.items():
+        for tried in tries:
+            loaded = load(tried["column"], method, tried["overrides"])[0]
+            assert loaded.training.rounds == tried["round"] == 200 and loaded.seed == tried["seed"] == 0
+            assert tried["clients"] == 100 and tried["device"] == "NVIDIA H200" and tried["precision"] == "bf16"
+
+
+def test_the_closest_reading_is_chosen_and_a_tie_goes_to_the_first():
+    def tried(reading, pooled, column=readings.CHOOSING):
+        ablation = readings.READINGS["fedrep"][reading].ablation
+        return {"reading": reading, "pooled": pooled, "column": column, "ablation": ablation}
+
+    first, second, third, beside = readings.READINGS["fedrep"]
+    assert readings.chosen("fedrep", [tried(first, 64.0), tried(second, 66.0), tried(third, 67.1)]) == third
+    assert readings.chosen("fedrep", [tried(first, 66.6), tried(second, 66.8)]) == first
+    assert readings.chosen("fedrep", [tried(first, 60.0), tried(beside, 66.8)]) == first
+    assert readings.chosen("fedrep", [tried(first, 60.0), tried(second, 66.8, readings.OTHER)]) == first
+    assert readings.chosen("fedrep", [tried(beside, 66.8)]) is None
+
+
+def test_readings_of_one_training_are_those_of_their_own_runs(tmp_path):
+    small = {"data.name": "digits", "data.pool": "auto", "data.clients": 3, "data.replay": 0, "data.min_rows": 20}
+    small |= {"data.subsample": 0.3, "model.name": "mlp", "training.rounds": 2, "algorithm.head_epochs": 1}
+    overrides = tuple(f"{name}={value}" for name, value in small.items())
+    (training, _) = readings.trainings("fedrep", readings.CHOOSING)
+    tries = readings.carry_out(training, overrides, "cpu", time.time() + 1000)
+    assert [tried["reading"] for tried in tries] == list(training.readings)
+    for tried in tries:
+        run = bespoke.run(load(tried["column"], "fedrep", tried["overrides"])[0], device="cpu")
+        last = run.summary["views"][tried["view"]]["last"]["all"]
+        assert (tried["pooled"], tried["mean"]) == (round(100 * last["pooled"], 2), round(100 * last["mean"], 2))
+    assert len({tried["pooled"] for tried in tries}) == 3
+    assert readings.carry_out(training, overrides, "cpu", time.time() - 1) == []
+    readings.store(tmp_path, "fedrep", tries)
+    assert readings.stored(tmp_path, "fedrep") == tries and readings.stored(tmp_path, "fedpac") == []

@@ -1,13 +1,16 @@
 """pFedMe: the proximal point of a quadratic, and ties from none to strong."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import toy
-from golden_runs import SWITCHED, one_round
+from golden_runs import SWITCHED, federation, one_round
 from toy import BACKENDS, POPULATION, same_bits
 
+from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedprox import FedProx
 from bespoke.algorithms.pfedme import PFedMe
 from bespoke.contract import CHECKS, Subject
 from bespoke.core import tree
@@ -52,3 +55,42 @@ def test_pfedme_with_a_strong_tie_stays_at_w(backend):
 @pytest.mark.parametrize("check", SWITCHED)
 def test_the_contract_holds_for_the_variants_too(check):
     CHECKS[check](Subject(PFedMe(inner_start="w", beta=1.5, inner_steps=2)))
+    CHECKS[check](Subject(PFedMe(inner_momentum=0.5, inner_steps=2, personal="w")))
+    CHECKS[check](Subject(PFedMe(inner_over="round")))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_with_one_inner_step_and_eta_of_one_over_lambda_pfedme_is_fedavg(backend):
+    """w_i is then theta after every minibatch, so the tie pulls nowhere, whatever lambda is."""
+    usual = Training(epochs=2, batch=4, lr=0.1, momentum=0.6, weight_decay=0.01)
+    want = one_round(FedAvg(), usual, backend)[0].uploads.tree["model"]
+    for lam in (0.5, 5.0):
+        made = PFedMe(lam=lam, inner_steps=1, inner_lr=usual.lr, inner_momentum=usual.momentum)
+        trained, states, _ = one_round(made, replace(usual, lr=1.0 / lam), backend)
+        assert toy.gap(trained.uploads.tree["model"], want) < 1e-12
+        for k in range(POPULATION):
+            assert toy.gap(states[k]["personal"], tree.map(lambda leaf, k=k: leaf[k], want)) < 1e-12
+
+
+def test_over_a_whole_round_with_eta_of_one_over_lambda_it_is_fedprox():
+    usual = Training(epochs=2, batch=4, lr=0.1, momentum=0.6, weight_decay=0.01)
+    made = PFedMe(lam=5.0, inner_lr=usual.lr, inner_over="round")
+    sent = one_round(made, replace(usual, lr=0.2), "loop")[0].uploads.tree["model"]
+    assert toy.gap(sent, one_round(FedProx(mu=5.0), usual, "loop")[0].uploads.tree["model"]) < 1e-12
+
+
+def test_the_global_view_before_aggregation_is_the_model_that_may_be_kept():
+    """So that one training shows both readings of the personal model."""
+    training = Training(rounds=2, epochs=2, batch=4, lr=0.1)
+    shown = {}
+    for personal in ("theta", "w"):
+        fed = federation(PFedMe(lam=2.0, personal=personal), training, "loop", cohorts=[[0, 1, 2, 3]] * 2, every=2)
+        last = list(fed.rounds())[-1]
+        before = replace(fed, evaluation=replace(fed.evaluation, when="local"))
+        for when, found in (("aggregated", fed.evaluate(last)), ("local", before.evaluate(last))):
+            for e in found:
+                shown[personal, when, e.view, e.client] = e.metrics
+    for k in range(4):
+        kept = shown["w", "aggregated", "personal", k]
+        assert kept == shown["theta", "local", "global", k] != shown["theta", "aggregated", "personal", k]
+        assert kept != shown["theta", "aggregated", "global", k]

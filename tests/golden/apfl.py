@@ -6,8 +6,8 @@ from golden.common import BOTH, CROSSED, Case, Outcome, mean, mistakes
 from golden.minibatch import backward, blend, error, gradient, logits, sgd, step
 
 
-def mixture_slope(how, a, v, w, x, y, twist=""):
-    """Of the mixture's loss: gradients with respect to v, w and alpha."""
+def mixture_slope(how, a, v, w, x, y, twist="", full=False):
+    """Of the mixture's loss: gradients with respect to v (or over alpha, if ``full``), w and alpha."""
     a = 1.0 - a if twist == "alpha on the global model" else a
     if twist == "the own model trains alone":
         return gradient(v, x, y), {name: 0.0 for name in w}, 0.0
@@ -19,12 +19,12 @@ def mixture_slope(how, a, v, w, x, y, twist=""):
         g = gradient(blend(a, v, w), x, y)
         gv, gw = ({name: s * g[name] for name in g} for s in (a, 1.0 - a))
         ga = sum(np.sum(g[name] * (v[name] - (0.0 if twist == "slope of v alone" else w[name]))) for name in g)
-    if twist == "no factor alpha":
+    if full != (twist == "the other own step"):
         gv = {name: leaf / a for name, leaf in gv.items()}
     return gv, gw, ga
 
 
-def apfl_round(problem, k, lists, w, v, a, adaptive, how, twist):
+def apfl_round(problem, k, lists, w, v, a, adaptive, how, full, twist):
     speed_w, speed_v, used, moved = {}, {}, a, a
     for t, rows in enumerate(lists):
         x, y = problem.x[k][rows], problem.y[k][rows]
@@ -34,7 +34,8 @@ def apfl_round(problem, k, lists, w, v, a, adaptive, how, twist):
             moved = moved if twist == "alpha not projected" else min(max(moved, 0.0), 1.0)
         used = moved if t > 0 or twist == "alpha counts at once" else a
         before, after = w, sgd(problem, w, gw, speed_w)
-        gv, leak, _ = mixture_slope(how, used, v, after if twist == "mixes with the new w" else w, x, y, twist)
+        other = after if twist == "mixes with the new w" else w
+        gv, leak, _ = mixture_slope(how, used, v, other, x, y, twist, full)
         if twist == "the mixture trains w too":
             speed_w = {name: s + leak[name] for name, s in speed_w.items()}
             after = step(before, speed_w, problem.lr)
@@ -44,15 +45,16 @@ def apfl_round(problem, k, lists, w, v, a, adaptive, how, twist):
     return w, v, moved
 
 
-def apfl(problem, batches, alpha=0.5, adaptive=False, mix="params", twist=""):
+def apfl(problem, batches, alpha=0.5, adaptive=False, mix="params", own_step="alpha", twist=""):
     out, own, w = Outcome(), {}, problem.start
+    how = adaptive, mix, own_step == "full"
     for round, (now, cohort) in enumerate(problem.rounds(), 1):
         parts = []
         for k in cohort:
             v, a = own.get(k, (problem.start, alpha))
             v = w if twist == "v starts at the received model" else v
             a = alpha if twist == "alpha not kept" else a
-            new, v, a = apfl_round(now, k, batches(round, k, 1), w, v, a, adaptive, mix, twist)
+            new, v, a = apfl_round(now, k, batches(round, k, 1), w, v, a, *how, twist)
             own[k] = v, a
             parts.append(v if twist == "sends the own model" else new)
         w, views = mean(problem, cohort, parts, twist), []
@@ -60,7 +62,7 @@ def apfl(problem, batches, alpha=0.5, adaptive=False, mix="params", twist=""):
             v, a, there = *own.get(k, (w, alpha)), w
             if k not in own and twist != "unseen unfitted":
                 start = problem.start if twist == "unseen starts at the first model" else w
-                trained, v, a = apfl_round(problem, k, batches(None, k, 1), w, start, alpha, adaptive, mix, "")
+                trained, v, a = apfl_round(problem, k, batches(None, k, 1), w, start, alpha, *how, "")
                 there = trained if twist == "unseen mixes with what it trained" else w
             if twist == "predicts with its own w" and k in cohort:
                 there = parts[cohort.index(k)]
@@ -77,13 +79,15 @@ CASES = {
     "apfl/adaptive": Case({"alpha": 0.9, "adaptive": True}, CROSSED),
     "apfl/end": Case({"alpha": 0.02, "adaptive": True}, CROSSED),
     "apfl/logits": Case({"alpha": 0.4, "adaptive": True, "mix": "logits"}, CROSSED),
+    "apfl/full": Case({"alpha": 0.3, "own_step": "full"}, CROSSED),
+    "apfl/full logits": Case({"alpha": 0.3, "mix": "logits", "own_step": "full"}, CROSSED),
 }
 
 MISTAKES = [
     *mistakes(
         "apfl",
         "other weighting",
-        "no factor alpha",
+        "the other own step",
         "alpha on the global model",
         "mixes with the new w",
         "mixes the other thing",
@@ -113,6 +117,7 @@ MISTAKES = [
         variants=("momentum",),
     ),
     *mistakes("apfl/end", "alpha not projected", variants=("momentum",)),
-    *mistakes("apfl/logits", "mixes the other thing", "no factor alpha", "alpha stays", variants=("momentum",)),
+    *mistakes("apfl/logits", "mixes the other thing", "the other own step", "alpha stays", variants=("momentum",)),
+    *mistakes(["apfl/full", "apfl/full logits"], "the other own step", variants=("momentum",)),
     *mistakes("apfl/adaptive", "alpha at every step", variants=("momentum",), batches="small"),
 ]

@@ -262,10 +262,11 @@ def mean(problem, clients, parts, twist=""):
 # --- methods that keep one part of the model on the client ----------------------------------------------------
 
 
-def split(problem, phases, fit, kept, shared, twist=""):
+def split(problem, phases, fit, kept, shared, twist="", refit=lambda k, p: p):
     """Keep one part of the model on the client and average the other.
 
-    ``phases(problem, k, p)`` is a round's local work; ``fit(k, p)`` readies a client that never took part.
+    ``phases(problem, k, p)`` is a round's local work; ``fit(k, p)`` readies a client that never took part, and
+    ``refit(k, p)`` anyone for prediction.
     """
     out, own, common = Outcome(), {}, some(problem.start, shared)
     first = some(problem.start, kept)
@@ -293,5 +294,6 @@ def split(problem, phases, fit, kept, shared, twist=""):
             for k, part in zip(cohort, parts, strict=True):
                 personal[k] = part | own[k]
         name, kept_as = ("body", "head") if shared == BODY else ("head", "body")
+        personal = [refit(k, p) for k, p in enumerate(personal)]
         out.keep({name: common}, {k: {kept_as: p} for k, p in own.items()}, predictions(problem, personal))
     return out

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from golden.common import ALL, BODY, HEAD, LATE_CLASS, Case, Outcome, mean, mistakes, some, train
+from golden.common import ALL, BODY, CROSSED, HEAD, LATE_CLASS, Case, Outcome, mean, mistakes, some, train
 from golden.complex_step import class_means, classify, cross_entropy, features, fit
 
 
@@ -42,7 +42,7 @@ def mixing_weights(variance, h, smallest, twist=""):
     return np.stack(rows)
 
 
-def fedpac(problem, lam, head_epochs, head_lr, smallest, new_epochs, new_part="head", twist=""):
+def fedpac(problem, lam, head_epochs, head_lr, smallest, new_epochs, new_part="head", refit_epochs=0, twist=""):
     out, population = Outcome(), problem.population
     body, classes = some(problem.start, BODY), len(problem.start["head.bias"])
     heads = {k: some(problem.start, HEAD) for k in range(population)}
@@ -100,6 +100,9 @@ def fedpac(problem, lam, head_epochs, head_lr, smallest, new_epochs, new_part="h
             if not (k < population and weight[k]) and twist != "unseen unfitted":
                 names = HEAD if (new_part == "head") != (twist == "unseen fits the other part") else ALL
                 p = train(problem, k, p, new_epochs, names)
+            if refit_epochs and twist != "no refit":
+                rate = problem.lr if twist == "refitted at the body's rate" else head_lr
+                p = train(replace(problem, lr=rate), k, p, refit_epochs, HEAD)
             views.append({"personal": classify(p, features(p, problem.x_test[k]))})
         stacked = {n: np.stack([heads[k][n] for k in range(population)]) for n in HEAD}
         server = {"body": body, "prototype": prototype.copy(), "rows": rows.copy()}
@@ -112,6 +115,11 @@ CASES = {
     "fedpac": Case({"lam": 0.8, "head_epochs": 2, "head_lr": 0.3, "smallest": 0.1, "new_epochs": 4}, seed=LATE_CLASS),
     "fedpac/all": Case(
         {"lam": 3.0, "head_epochs": 1, "head_lr": 0.1, "smallest": 0.0, "new_epochs": 2, "new_part": "all"},
+        seed=LATE_CLASS,
+    ),
+    "fedpac/refit": Case(
+        {"lam": 0.8, "head_epochs": 2, "head_lr": 0.3, "smallest": 0.1, "new_epochs": 4, "refit_epochs": 2},
+        CROSSED,
         seed=LATE_CLASS,
     ),
 }
@@ -144,4 +152,5 @@ MISTAKES = [
         "unseen fits the other part",
         late=True,
     ),
+    *mistakes("fedpac/refit", "no refit", "refitted at the body's rate", late=True),
 ]

@@ -1,9 +1,9 @@
 """FedRep: the head on the received body, then the body under the head just fitted."""
 
-from golden.common import ALL, BODY, BOTH, HEAD, Case, mistakes, some, split, train
+from golden.common import ALL, BODY, BOTH, CROSSED, HEAD, Case, mistakes, some, split, train
 
 
-def fedrep(problem, head_epochs, body_epochs, twist=""):
+def fedrep(problem, head_epochs, body_epochs, refit_epochs=0, twist=""):
     def phases(now, k, p):
         if twist == "joint":
             return train(now, k, p, head_epochs + body_epochs)
@@ -22,10 +22,17 @@ def fedrep(problem, head_epochs, body_epochs, twist=""):
     def fit(k, p):
         return train(problem, k, p, head_epochs, HEAD)
 
-    return split(problem, phases, fit, HEAD, BODY, twist)
+    def refit(k, p):
+        trained = ALL if twist == "the body is refitted too" else HEAD
+        return train(problem, k, p, refit_epochs, trained) if refit_epochs and twist != "no refit" else p
+
+    return split(problem, phases, fit, HEAD, BODY, twist, refit)
 
 
-CASES = {"fedrep": Case({"head_epochs": 4, "body_epochs": 2})}
+CASES = {
+    "fedrep": Case({"head_epochs": 4, "body_epochs": 2}),
+    "fedrep/refit": Case({"head_epochs": 4, "body_epochs": 2, "refit_epochs": 3}, CROSSED),
+}
 
 MISTAKES = [
     *mistakes(
@@ -41,5 +48,6 @@ MISTAKES = [
         variants=BOTH,
     ),
     *mistakes("fedrep", "predicts before averaging", "unseen unfitted", variants=BOTH, late=True),
+    *mistakes("fedrep/refit", "no refit", "the body is refitted too", variants=BOTH, late=True),
     *mistakes("fedrep", "momentum leaks", "no momentum", "no weight decay", variants=("momentum",)),
 ]

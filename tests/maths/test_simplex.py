@@ -1,44 +1,47 @@
-"""Projection on the simplex and quadratic programmes on it, against SciPy and closed forms."""
+"""Quadratic programmes on the simplex, against all faces, optimality conditions and closed forms."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from golden.fedpac import simplex_minimum
 
 from bespoke.core import rng
 from bespoke.maths import simplex
 
 
-def test_projection_is_the_nearest_point_of_the_simplex():
-    v = 2.0 * rng.normal(rng.key(0), (200, 7), torch.float64)
-    a = simplex.project(v)
-    assert a.min() >= 0.0 and (a.sum(dim=1) - 1.0).abs().max() < 1e-14
-    # nearest: v - a has no component towards any corner
-    assert ((v - a)[:, None, :] * (torch.eye(7, dtype=torch.float64) - a[:, None, :])).sum(dim=-1).max() < 1e-13
-    assert torch.equal(simplex.project(torch.eye(3)), torch.eye(3))
-    assert torch.allclose(simplex.project(torch.zeros(5)), torch.full((5,), 0.2))
-    assert (a > 0).double().mean() < 0.9
+def clients_of_few_classes(count, alpha, mismatch):
+    """Variances and vectors like those of FedPAC: shares of ten classes times means that nearly agree."""
+    draw = np.random.default_rng(0)
+    means = np.abs(draw.normal(size=(10, 16)))
+    shares, rows = draw.dirichlet(np.full(10, alpha), size=count), draw.uniform(50, 1200, size=count)
+    h = shares[:, :, None] * (means + mismatch * draw.normal(size=(count, 10, 16)))
+    variance = (2.0 * np.square(means).sum(axis=1).mean() - np.square(h).sum(axis=(1, 2))) / rows
+    return variance, h.reshape(count, -1)
 
 
-@pytest.mark.parametrize("m", [2, 5, 12])
-def test_programmes_against_scipy(m):
-    factor, b = rng.normal(rng.key(1), (m, m), torch.float64), rng.normal(rng.key(2), (4, m), torch.float64)
-    q = factor @ factor.T + 0.01 * torch.eye(m, dtype=torch.float64)
-    found = simplex.minimise(q, b).numpy()
-    for a, row in zip(found, b.numpy(), strict=True):
-        want = minimize(
-            lambda x, row=row: 0.5 * x @ q.numpy() @ x - row @ x,
-            np.full(m, 1.0 / m),
-            jac=lambda x, row=row: q.numpy() @ x - row,
-            method="SLSQP",
-            bounds=[(0.0, 1.0)] * m,
-            constraints={"type": "eq", "fun": lambda x: x.sum() - 1.0, "jac": np.ones_like},
-            options={"ftol": 1e-15, "maxiter": 1000},
-        )
-        assert np.abs(a - want.x).max() < 1e-6
-        slope = q.numpy() @ a - row  # optimal to rounding: equal where a > 0, no smaller elsewhere
-        assert slope[a > 1e-9].max() - slope.min() < 1e-10
-    assert (found == 0).any() or m == 2
+@pytest.mark.parametrize("m", [1, 2, 5, 9])
+def test_the_shortest_vector_is_the_best_of_all_faces(m):
+    for seed in range(20):
+        factor = rng.normal(rng.key(seed), (m, m), torch.float64).numpy()
+        q = factor @ factor.T + (0.3 if seed % 2 else 1e-4) * np.eye(m)
+        for first in (0, m - 1):
+            a = simplex.shortest(q, first)
+            assert a.min() >= 0.0 and abs(a.sum() - 1.0) < 1e-14
+            assert np.abs(a - simplex_minimum(q)).max() < 1e-9
+
+
+@pytest.mark.parametrize(("alpha", "mismatch"), [(0.1, 0.0), (0.1, 0.05), (0.5, 0.0)])
+def test_mixtures_are_optimal_where_many_clients_are_mixtures_of_others(alpha, mismatch):
+    """Of 100 clients with few classes and equal class means, most can be written by others in many ways."""
+    variance, h = clients_of_few_classes(100, alpha, mismatch)
+    found = simplex.mixtures(torch.from_numpy(variance), torch.from_numpy(h), 0.0).numpy()
+    for i in range(0, 100, 7):
+        apart = h[i] - h
+        slope = apart @ (apart.T @ found[i]) + variance * found[i]  # half of the gradient
+        least = found[i] @ slope  # the programme's value
+        assert slope.min() > least * (1.0 - 1e-4)  # no direction leads down; the ridge is 1e-8 of the spread
+        assert np.abs(slope[found[i] > 1e-6] / least - 1.0).max() < 1e-3
+    assert (np.diag(found) < 0.9).any() and (found > 0).sum(axis=1).max() < 40
 
 
 def test_mixtures_sum_to_one_and_follow_the_closed_form_of_two():

@@ -28,7 +28,8 @@ class APFL(Algorithm):
     gradient at the mixture, and w exactly as in FedAvg (unless ``clip`` is set: it measures both
     gradients together). An adaptive alpha moves once per round, along the first batch's gradient,
     and is used from the second step on. ``mix = "logits"`` mixes the two models' logits instead of
-    their parameters, as the authors' code does. Clients are weighted by their rows (the paper:
+    their parameters, as the authors' code does. With ``own_step = "full"`` v moves by the whole
+    gradient at the mixture. Clients are weighted by their rows (the paper:
     uniformly). The personal model mixes v with the averaged w. A client that never took part starts
     v at the received w and makes one pass; its changes to w are dropped.
     Bytes per client and round: the model up, the model down.
@@ -39,6 +40,11 @@ class APFL(Algorithm):
     )
     adaptive: bool = knob(False, "each client moves its alpha once per round")
     mix: str = knob("params", "what is mixed", choices=("params", "logits"))
+    own_step: str = knob(
+        "alpha",
+        "how far the own model moves: alpha times the mixture's gradient, or all of it",
+        choices=("alpha", "full"),
+    )
     private = ("personal", "alpha")
 
     def client_init(self, task, params, client):
@@ -50,14 +56,16 @@ class APFL(Algorithm):
 
     def client_update(self, local, state, down):
         """Train w and v side by side; keep v, send w."""
-        task, mix, first = local.task, self.mix, state["alpha"]
+        task, mix, full, first = local.task, self.mix, self.own_step == "full", state["alpha"]
         alpha = self._move(local, state, down["model"]) if self.adaptive else first
 
         def loss(params, batch, first, alpha):
             w, alpha = params["model"], torch.where(batch.step == 0, first, alpha)
-            mixed = mixed_logits(
-                task, mix, alpha, params["personal"], tree.detach(w), batch.x, batch.key
-            )
+            v = params["personal"]
+            if full:  # the value of v, with a slope of 1 / alpha
+                slope = 1.0 / alpha.clamp(min=1e-12)
+                v = tree.map(lambda v: v.detach() + slope * (v - v.detach()), v)
+            mixed = mixed_logits(task, mix, alpha, v, tree.detach(w), batch.x, batch.key)
             return task.loss(w, batch) + task.error(mixed, batch)
 
         params = local.sgd(

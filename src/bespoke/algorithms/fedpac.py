@@ -33,7 +33,8 @@ class FedPAC(Algorithm):
     V_i are not sent. Heads stay on the server: an absent client's is kept, and every client
     starts from the common head. A class that no client in a round has keeps its prototype. A new
     client starts at the mean of the last heads, weighted by rows; like one that was never drawn, it
-    fits the head by cross entropy, or the body too (``new_part``).
+    fits the head by cross entropy, or the body too (``new_part``). With ``refit_epochs`` a copy of
+    the head is fitted to the averaged body before prediction, as in the head phase.
     Bytes per client and round: body, head, C d + C numbers down; up body, head, 2 d per present
     class, C + 1.
     """
@@ -45,6 +46,7 @@ class FedPAC(Algorithm):
         "solved", "weights of the heads: solved for, or 1 for one's own", choices=("solved", "none")
     )
     smallest: float = knob(1e-3, "mixing weights up to this become 0", low=0, high=1)
+    refit_epochs: int = knob(0, "epochs every client refits its head for before prediction", low=0)
     new_epochs: int = knob(5, "epochs a new client fits its model for", low=0)
     new_part: str = knob("head", "what a new client fits", choices=("head", "all"))
     needs_classes = True
@@ -121,6 +123,7 @@ class FedPAC(Algorithm):
         return {"body": task.body(params), "head": task.head(params)}
 
     def personalize(self, local, state, down):
-        """Return the shared body with the head mixed for this client."""
+        """Return the shared body with the head mixed for this client, refitted if asked."""
         have = down | state  # only an adapted client has a state
-        return have["body"] | have["head"]
+        rate = self.head_lr or None
+        return local.finetune(have["body"] | have["head"], self.refit_epochs, "head", lr=rate)

@@ -24,13 +24,15 @@ class FedRep(Algorithm):
     Each phase has its own optimiser, so no momentum leaks from the head into the body. Clients are
     weighted by their rows; the paper's uniform mean is ``[training] weighting = "uniform"``. A
     client that never took part fits its head from the common start, as the paper does for new
-    clients; the public code would start it from an average of heads that were never sent. There is
-    no extra head pass before the last test.
+    clients; the public code would start it from an average of heads that were never sent. With
+    ``refit_epochs`` every client first fits a copy of its head to the averaged body, as the public
+    code does before its last test.
     Bytes per client and round: the body up, the body down.
     """
 
     head_epochs: int = knob(10, "epochs of the head phase", low=1)
     body_epochs: int = knob(1, "epochs of the body phase", low=1)
+    refit_epochs: int = knob(0, "epochs every client refits its head for before prediction", low=0)
     private = ("head",)
 
     @property
@@ -68,5 +70,5 @@ class FedRep(Algorithm):
         return {"head": local.task.head(params)}
 
     def personalize(self, local, state, down):
-        """Return the shared body with the client's own head."""
-        return down["body"] | state["head"]
+        """Return the shared body with the client's own head, refitted if asked."""
+        return local.finetune(down["body"] | state["head"], self.refit_epochs, part="head")

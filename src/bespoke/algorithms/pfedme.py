@@ -22,9 +22,9 @@ class PFedMe(Algorithm):
     | paper | here |
     |---|---|
     | w; w_i | ``down["model"]``; ``up["model"]`` |
-    | theta_i, the personal model | ``state["personal"]`` |
+    | theta_i, the personal model | ``state["personal"]``; with ``personal = "w"`` it is w_i |
     | lambda, beta | ``lam``, ``beta`` |
-    | K inner steps, at the rate eta_p | ``inner_steps``, ``inner_lr`` |
+    | K inner steps, at the rate eta_p | ``inner_steps``, ``inner_lr``, ``inner_momentum`` |
     | R local rounds, at the rate eta | minibatches of ``[training] epochs`` or ``steps``; ``lr`` |
 
     For each minibatch theta takes K steps on it towards the envelope's minimum, then w_i moves to
@@ -33,14 +33,24 @@ class PFedMe(Algorithm):
     theta alone) count. With ``optimizer = "training"`` w_i follows lambda (w_i - theta), the
     envelope's gradient, by the optimiser of ``[training]``, decay included. theta starts a round at
     w, and each minibatch where the last one left it (``inner_start = "w"``: at w_i; the paper does
-    not say). Only drawn clients compute, not all; they are weighted by their rows (the paper:
+    not say). With ``inner_over = "round"`` a round is one local round: the optimiser of
+    ``[training]`` trains theta at ``inner_lr`` on all its minibatches, tied to w; then w_i makes
+    its one step. Only drawn clients compute, not all; they are weighted by their rows (the paper:
     uniformly). A client that never took part works through one round from w and sends nothing.
+    Views: the personal model, and the global one.
     Bytes per client and round: the model up, the model down.
     """
 
     lam: float = knob(15.0, "strength of the tie between personal and global model", low=0)
     inner_steps: int = knob(5, "steps of the personal model on each minibatch", low=1, high=10_000)
     inner_lr: float = knob(0.05, "learning rate of these steps", above=0)
+    inner_momentum: float = knob(0.0, "momentum of these steps", low=0, high=1)
+    inner_over: str = knob(
+        "minibatch",
+        "what theta is found on: each minibatch, by these steps, or the whole round, by SGD",
+        choices=("minibatch", "round"),
+    )
+    personal: str = knob("theta", "the model a client keeps", choices=("theta", "w"))
     beta: float = knob(
         1.0,
         "share of the way the global model moves to the clients' mean; above 1 it overshoots",
@@ -56,7 +66,8 @@ class PFedMe(Algorithm):
 
     @property
     def ignores(self):
-        return PLAIN_STEPS if self.optimizer == "published" else {}
+        plain = self.optimizer == "published" and self.inner_over == "minibatch"
+        return PLAIN_STEPS if plain else {}
 
     def client_init(self, task, params, client):
         """Start the personal model at the common initial weights."""
@@ -66,21 +77,28 @@ class PFedMe(Algorithm):
         """Move, per minibatch, theta towards its proximal point, then w_i towards theta."""
         lam, inner_steps, afresh = self.lam, self.inner_steps, self.inner_start == "w"
         loss, plain = near(local.task.loss, lam), self.optimizer == "published"
-        decay = local.training.weight_decay if plain else 0.0
+        decay, momentum = local.training.weight_decay if plain else 0.0, self.inner_momentum
 
         def envelope(w, batch, seen, inner_rate):
-            theta = w if afresh else seen["personal"]
+            theta, before = (w, w) if afresh else (seen["personal"], seen["before"])
             for _ in range(inner_steps):
                 slope, value = grad_and_value(loss)(theta, batch, w)
-                theta = descend(theta, slope, inner_rate, decay)
+                ahead = descend(theta, slope, inner_rate, decay)
+                if momentum:  # the heavy ball, by where theta came from
+                    ahead = tree.add(ahead, tree.sub(theta, before), momentum)
+                theta, before = ahead, theta
             gradient = tree.map(lambda w, theta: lam * (w - theta), w, theta)
-            return value, gradient, {"personal": theta}
+            return value, gradient, {"personal": theta, "before": before}
 
         w, inner_rate = down["model"], local.lr * (self.inner_lr / local.training.lr)
-        w, state = local.trace(
-            None, w, None, {"personal": w}, inner_rate, gradient=envelope, plain=plain
-        )
-        return state, {"model": w}
+        if self.inner_over == "round":
+            theta = local.sgd(loss, w, w, lr=self.inner_lr)
+            w = tree.add(w, tree.sub(theta, w), lam * local.lr)
+        else:
+            start = {"personal": w, "before": w}
+            w, seen = local.trace(None, w, None, start, inner_rate, gradient=envelope, plain=plain)
+            theta = seen["personal"]
+        return {"personal": w if self.personal == "w" else theta}, {"model": w}
 
     def aggregate(self, task, server, uploads, key):
         """Move from w to the clients' mean, by the share beta."""
@@ -92,9 +110,13 @@ class PFedMe(Algorithm):
         }
 
     def adapt(self, local, state, down):
-        """Make a round and keep only theta."""
+        """Make a round and send nothing."""
         return self.client_update(local, state, down)[0]
 
     def personalize(self, local, state, down):
-        """Return the personal model."""
-        return state["personal"]
+        """Return the personal model, and the global one."""
+        return {"personal": state["personal"], "global": down["model"]}
+
+    def predict(self, task, personal, x):
+        """Return logits of both models."""
+        return {view: task.logits(model, x) for view, model in personal.items()}

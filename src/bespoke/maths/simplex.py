@@ -1,43 +1,37 @@
-"""The probability simplex: projection onto it, and batches of quadratic programmes over it."""
+"""Quadratic programmes over the probability simplex, solved exactly."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
-ON_HOST = 64  # programmes of at most this many weights are solved on the host
 
+def shortest(quadratic: np.ndarray, first: int = 0) -> np.ndarray:
+    """Return the a (m,) of the simplex {a >= 0, sum a = 1} with the least a' Q a, for a positive definite Q (m, m).
 
-def project(v: Tensor) -> Tensor:
-    """Return the nearest point (..., m) of the simplex {a >= 0, sum a = 1} to each v (..., m).
-
-    It is max(v - t, 0) with the t that makes it sum to one; sorting finds which entries stay above it.
+    It is x / sum x for the x >= 0 with Q x = 1 where x > 0 and Q x >= 1 elsewhere. Lawson and Hanson's active set finds
+    it: the entry that Q x falls short of 1 most joins the positive ones, and whatever would turn negative leaves them.
+    ``first`` is the entry to begin with; the nearer it is to the answer, the faster.
     """
-    high = v.sort(dim=-1, descending=True).values
-    count = torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)
-    level = (high.cumsum(dim=-1) - 1.0) / count
-    kept = (high > level).sum(dim=-1, keepdim=True).clamp(min=1)
-    return (v - level.gather(-1, kept - 1)).clamp(min=0.0)
-
-
-def minimise(quadratic: Tensor, linear: Tensor, steps: int = 1000) -> Tensor:
-    """Minimise a' Q a / 2 - b' a over a on the simplex, for each row b of ``linear`` (K, m): (K, m), float64.
-
-    ``quadratic`` Q (m, m) is positive definite and the same for all. Projected gradient with Nesterov's momentum, which
-    is dropped whenever it points uphill: a fixed number of steps for all programmes.
-    """
-    # Thousands of launches cost a GPU more than small matrices cost the host.
-    device = torch.device("cpu") if len(quadratic) <= ON_HOST else linear.device
-    q, b = quadratic.double().to(device), linear.double().to(device)
-    largest = q.abs().sum(dim=-1).amax()  # no eigenvalue exceeds the largest row sum
-    a = ahead = torch.full_like(b, 1.0 / len(q))
-    pace = torch.ones_like(b[:, :1])
-    for _ in range(steps):
-        new = project(ahead - (ahead @ q - b) / largest)
-        uphill = ((ahead - new) * (new - a)).sum(dim=-1, keepdim=True) > 0
-        pace = pace.masked_fill(uphill, 1.0)
-        faster = 0.5 * (1.0 + (1.0 + 4.0 * pace.square()).sqrt())
-        ahead = new + (pace - 1.0) / faster * (new - a)
-        a, pace = new, faster
-    return a.to(linear.device)
+    q = quadratic / quadratic.diagonal().mean()
+    x, free = np.zeros(len(q)), np.zeros(len(q), dtype=bool)
+    joins = first
+    for _ in range(100 * len(q)):
+        free[joins] = True
+        while True:
+            want = np.zeros(len(q))
+            want[free] = np.linalg.solve(q[np.ix_(free, free)], np.ones(free.sum()))
+            falling = free & (want <= 0.0)
+            if not falling.any():
+                break
+            x += (x[falling] / (x[falling] - want[falling])).min() * (want - x)
+            free &= ~falling | (x > x[falling].min())
+            x[~free] = 0.0
+        x = want
+        short = np.where(free, 0.0, 1.0 - q @ x)
+        joins = int(short.argmax())
+        if short[joins] < 1e-9:
+            break
+    return x / x.sum()
 
 
 def mixtures(variance: Tensor, vectors: Tensor, smallest: float) -> Tensor:
@@ -47,9 +41,12 @@ def mixtures(variance: Tensor, vectors: Tensor, smallest: float) -> Tensor:
     (K, n). Weights up to ``smallest`` then become 0 (the largest never does), and each row sums to one again.
     """
     centred = vectors.double() - vectors.double().mean(dim=0)  # only differences matter
-    gram = centred @ centred.T
-    q = gram + torch.diag(variance.double())
-    ridge = 1e-8 * torch.trace(q) / len(q) + 1e-30  # so that the answer is unique even where nothing varies
-    a = minimise(q + ridge * torch.eye(len(q), dtype=q.dtype, device=q.device), gram)
+    gram, spread = (centred @ centred.T).cpu().numpy(), variance.double().cpu().numpy()
+    ridge = 1e-8 * (gram.diagonal() + spread).mean() + 1e-30  # so that the answer is unique even where nothing varies
+    rows = []
+    for i, own in enumerate(gram):
+        bias = gram - own - own[:, None] + own[i]  # products of the differences to the client's own vector
+        rows.append(shortest(bias + np.diag(spread + ridge), first=i))
+    a = torch.from_numpy(np.stack(rows)).to(vectors.device)
     a = torch.where((a > smallest) | (a == a.amax(dim=1, keepdim=True)), a, 0.0)
     return a / a.sum(dim=1, keepdim=True)
