@@ -284,10 +284,10 @@ def _device_seconds(clients: Clients) -> dict[str, Any]:
 
 
 def _git_hash() -> str | None:
-    """Return the commit of the running source tree, if it is a checkout."""
+    """Return the commit of the running source tree, if it is a checkout; else what ``BESPOKE_COMMIT`` says."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
-        return None
+        return os.environ.get("BESPOKE_COMMIT")
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "HEAD"],
