@@ -94,3 +94,12 @@ def test_the_global_view_before_aggregation_is_the_model_that_may_be_kept():
         kept = shown["w", "aggregated", "personal", k]
         assert kept == shown["theta", "local", "global", k] != shown["theta", "aggregated", "personal", k]
         assert kept != shown["theta", "aggregated", "global", k]
+
+
+def test_over_a_whole_round_the_optimiser_of_training_counts():
+    assert PFedMe().ignores and not PFedMe(inner_over="round").ignores
+    usual = Training(epochs=2, batch=4, lr=0.1)
+    plain, heavy = (
+        one_round(PFedMe(lam=2.0, inner_over="round"), replace(usual, momentum=m), "loop")[0] for m in (0.0, 0.5)
+    )
+    assert toy.gap(plain.uploads.tree["model"], heavy.uploads.tree["model"]) > 1e-4
