@@ -160,13 +160,14 @@ def modules_of(module: str) -> list[str]:
 
 @cache
 def source_hash(modules: tuple[str, ...]) -> str | None:
-    """Return a hash of the modules' code without comments; None if one of them is not part of this package."""
+    """Return a hash of the modules' lines without blank ones and comments; None if one is not part of this package."""
     digest = hashlib.sha256()
     for module in modules:
         path = _file(module)
         if path is None or not path.is_file():
             return None
-        digest.update(ast.dump(ast.parse(path.read_text(encoding="utf-8"))).encode())
+        lines = (line.rstrip() for line in path.read_text(encoding="utf-8").splitlines())
+        digest.update("\n".join(line for line in lines if line and not line.lstrip().startswith("#")).encode())
     return digest.hexdigest()[:12] if modules else None
 
 
