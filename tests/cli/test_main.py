@@ -487,7 +487,7 @@ def test_compare_of_a_group(several):
         (["."], "no run"),
         (["SEVERAL", "--select", "first"], "unknown select 'first'; use one of last, best_val, best_test"),
         (["SEVERAL", "--select", "best_val"], "has no best validation round"),
-        (["SEVERAL", "--group", "old"], "unknown group 'old'"),
+        (["SEVERAL", "--group", "old"], "there is no group 'old'"),
         (["SEVERAL", "--group", "unseen"], "has no test rows"),
         (["SEVERAL", "--view", "global"], "has no view 'global'; it has personal"),
         (["SEVERAL", "--baseline", "ditto"], "no runs of the baseline 'ditto'; use one of fedavg, fedrep"),

@@ -14,7 +14,7 @@ from bespoke.errors import UserError
 from bespoke.report.bubbles import bubble_chart
 from bespoke.runs.experiment import load, shipped
 
-PFEDFDA = [name for name in shipped() if name.startswith("pfedfda/")]
+PFEDFDA = [name for name in shipped() if name.startswith("pfedfda/cifar")]
 
 
 def small():
@@ -125,11 +125,11 @@ def test_the_papers_settings(name):
     assert (training.lr, training.momentum, training.weight_decay) == (0.01, 0.5, 5e-4)
     assert (training.sampling, training.rate, training.full_last) == ("bernoulli", 0.3, True)
     assert loaded.model.name == "cifar_cnn"
-    assert data.corrupt == ("cifar_s" if "10s_" in name else "")
+    assert data.corrupt == ("cifar_s" if "s_dir" in name else "")
 
 
-def test_there_are_five_of_them():
-    assert len(PFEDFDA) == 5
+def test_there_are_six_of_them():
+    assert len(PFEDFDA) == 6
 
 
 @pytest.mark.skipif(not store.holds("cifar10"), reason="CIFAR-10 is not in the folder of data sets")
