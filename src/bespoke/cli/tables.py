@@ -35,6 +35,7 @@ def sweep(
     ),
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     precision: Annotated[str, typer.Option(help="As for run.")] = "auto",
+    backend: Annotated[str, typer.Option(help="As for run.")] = "auto",
     dry: Annotated[bool, typer.Option("--dry", help="Only say what would be run.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -62,7 +63,7 @@ def sweep(
         if dry:
             _print_plan(plan.unfinished(wanted, results), results)
             return
-        place = place_at(results, work, device, precision)
+        place = place_at(results, work, device, precision, backend)
         stopped = held.enter_context(progress.stopping())
         show = held.enter_context(_shown(quiet or as_json))
         begin = time.monotonic()

@@ -183,11 +183,11 @@ def _end(workers: Sequence[_Worker]) -> None:
         each.process.join()
 
 
-def place_at(root: Path, work: Path, device: str, precision: str) -> Place:
+def place_at(root: Path, work: Path, device: str, precision: str, backend: str) -> Place:
     """Return where to write, after checking that it can be written there."""
     for folder in (root, work):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another one") from None
-    return Place(root, work, device, precision)
+    return Place(root, work, device, precision, backend)
