@@ -95,6 +95,16 @@ def test_every_trial_is_in_the_log_and_a_search_goes_on(experiment, tmp_path):
     assert f"lr = {values['training.lr']}" in (tmp_path / "out" / BEST).read_text()
 
 
+def test_a_line_that_was_cut_short_is_tried_again(experiment, tmp_path):
+    ranges = [parse_range("training.lr=0.1,0.2")]
+    tune(experiment, ranges, tmp_path / "out", trials=2)
+    log = tmp_path / "out" / LOG
+    whole = log.read_text()
+    log.write_text(whole[:-20])
+    tune(experiment, ranges, tmp_path / "out", trials=2)
+    assert [json.loads(line)["trial"] for line in log.read_text().splitlines()[1:]] == [0, 1]
+
+
 def test_a_log_of_another_search_is_refused(experiment, tmp_path):
     tune(experiment, [parse_range("training.lr=0.1,0.2")], tmp_path / "out", trials=1)
     with pytest.raises(UserError, match="another search"):

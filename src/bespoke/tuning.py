@@ -30,16 +30,8 @@ class Range:
     high: float = 0.0
     log: bool = False
 
-    def pick(self, trial: Any) -> Any:
-        """Let a trial of optuna choose a value."""
-        if self.choices:
-            return trial.suggest_categorical(self.key, self.choices)
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return trial.suggest_int(self.key, self.low, self.high, log=self.log)
-        return trial.suggest_float(self.key, self.low, self.high, log=self.log)
-
     def distribution(self) -> Any:
-        """Return the same as a distribution of optuna, for values of earlier trials."""
+        """Return the values as a distribution of optuna."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         if self.choices:
@@ -123,14 +115,16 @@ def tune(
                 optuna.trial.create_trial(params=line["values"], distributions=distributions, value=line["value"])
             )
     while len(lines) < trials:
-        trial = study.ask()
-        values = {each.key: each.pick(trial) for each in ranges}
+        trial = study.ask(distributions)
+        values = trial.params
         chosen = [f"{key}={json.dumps(value)}" for key, value in values.items()]
         begin, error, value = time.monotonic(), "", None
         try:
             value = validated(load(name, algorithm, [*overrides, *chosen], seed)[0], device)
         except UserError as problem:
             error = str(problem)
+        except (RuntimeError, MemoryError) as problem:  # no memory, or a model that the settings break
+            error = reason(problem)
         state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
         study.tell(trial, value, state=state)
         line = {"trial": len(lines), "values": values, "value": value, "seconds": round(time.monotonic() - begin, 2)}
@@ -173,7 +167,11 @@ def _log(path: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
         _append(path, about)
         return []
     try:
-        first, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]  # a kill may cut the last line short
+        if whole != text:
+            write_atomic(path, whole)
+        first, *lines = [json.loads(line) for line in whole.splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {reason(error)}: choose another folder with --out") from None
     if first != json.loads(json.dumps(about)):

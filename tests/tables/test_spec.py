@@ -57,6 +57,12 @@ def test_a_cell_whose_data_are_missing_is_not_run(tmp_path):
         ('rows = ["fedavg"]', 'kind = "walk"', ["kind", "walk"]),
         ('source = "Table 1"', 'source = "Table 1"\nkind = "figure"', ["figure = "]),
         ("[[row]]", "[row", ["not valid TOML"]),
+        ('rows = ["fedavg"]', 'group = "nobody"', ["c/fedavg: group", "nobody"]),
+        ('rows = ["fedavg"]', "[cell.from]\nfedavg = 3", ["from", "must be a list"]),
+        ('rows = ["fedavg"]', "[cell.methods.fedavg]\nset = 3", ["methods.fedavg.set must be a list"]),
+        ('rows = ["fedavg"]', '[cell.methods.fedavg]\nset = "a.b=1"', ["methods.fedavg.set must be a list"]),
+        ('title = "Accuracy"', 'title = "Accuracy"\nabout = 3', ["about must be a string"]),
+        ('title = "Accuracy"', 'title = "Accuracy"\noptions = "x"', ["options must be a table"]),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_that_names_the_place(tmp_path, old, new, words):

@@ -16,7 +16,7 @@ from small_tables import RUN, TABLE, write
 from bespoke.errors import UserError
 from bespoke.report.summary import Evaluations
 from bespoke.runs import api
-from bespoke.tables import plan, results, spec, worker
+from bespoke.tables import plan, reading, results, spec, worker
 from bespoke.tables.sweep import State, sweep
 from bespoke.tables.worker import Place
 
@@ -256,12 +256,97 @@ def test_the_dead_are_reported_and_replaced(table, place, monkeypatch):
         def recv(self):
             raise EOFError
 
+        def close(self):
+            pass
+
     from bespoke.tables.sweep import _heard, _Worker
 
     state.running[job.key] = job, 0.0
     assert not _heard(_Worker(Dead(), Closed(), job), state, clock, place.root)
     assert [why for _, why in state.failed] == ["its process was ended by signal 9"]
     assert "signal 9" in of_cell(table, place, "a/fedavg").content["error"]
+
+
+def test_a_failed_worker_gets_no_other_job(table, place):
+    """It may take a while to leave its device."""
+    from bespoke.tables.sweep import _heard, _Worker
+
+    class Slow:
+        alive = True
+
+        def join(self, timeout=None):
+            pass
+
+        def is_alive(self):
+            return self.alive
+
+        def kill(self):
+            self.alive = False
+
+    class Pipe:
+        def __init__(self, what):
+            self.what = what
+
+        def recv(self):
+            return self.what, "no memory"
+
+        def close(self):
+            pass
+
+    job = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])[0]
+    for what, lives in ((worker.FAILED, False), (worker.UNREAD, True)):
+        state, process = State(running={job.key: (job, 0.0)}), Slow()
+        assert _heard(_Worker(process, Pipe(what), job), state, plan.Clock(), place.root) == lives
+        assert process.is_alive() == lives and state.failed == [(job, "no memory")]
+
+
+def test_a_failure_never_takes_the_place_of_a_result(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    carry_out(job, place)
+    entry, before = table.entry("a/fedavg"), of_cell(table, place, "a/fedavg").content
+    results.write(place.root, entry, reading.failure(job, entry, "no memory") | {"view": before["view"]})
+    assert not of_cell(table, place, "a/fedavg").done
+    assert [kept.content for kept in results.tries(place.root, entry)] == [before]
+
+
+def test_a_training_whose_reading_failed_is_kept(tmp_path, place):
+    wrong = TABLE.replace('id = "fedper"', 'id = "fedper"\nview = "none"')
+    job = plan.job_of(spec.read(write(tmp_path, wrong)).entry("a/fedper"), 0)
+    with pytest.raises(worker.Unread, match="no view 'none'"):
+        carry_out(job, place)
+    right = plan.job_of(spec.read(write(tmp_path)).entry("a/fedper"), 0)
+    rounds = []
+    assert worker.carry_out(right, place, never, lambda done, _: rounds.append(done)) == worker.DONE
+    assert rounds == []  # nothing was trained again
+
+
+def test_a_training_that_fails_in_a_round_is_not_begun_again(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    rounds = []
+
+    def told(done, _):
+        rounds.append(done)
+        raise UserError("the disk is full")
+
+    for _ in range(2):
+        with pytest.raises(UserError, match="disk"):
+            worker.carry_out(job, place, never, told)
+    assert len(rounds) == 2 and (place.work / job.key / "run").is_dir()
+
+
+def test_a_folder_that_cannot_be_locked_is_told(table, place):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (place.work / job.key / ".bespoke.lock").mkdir(parents=True)
+    with pytest.raises(UserError, match="is not the lock of a run"):
+        carry_out(job, place)
+
+
+def test_a_stopped_start_is_no_start(tmp_path, place):
+    table = spec.read(write(tmp_path, TABLE.replace('id = "b"', 'id = "b"\nstart = "a/fedavg"')))
+    job = plan.job_of(table.entry("b/fedavg"), 0)
+    asked = iter([False, False])
+    assert carry_out(job, place, lambda: next(asked, True)) == worker.STOPPED
+    assert not list(place.work.glob("starts/*.safetensors"))
 
 
 def test_seconds_are_guessed_from_what_has_run(table):
@@ -271,7 +356,7 @@ def test_seconds_are_guessed_from_what_has_run(table):
     clock.learn("other", "fedavg", 10.0)
     clock.learn("other", "fedper", 30.0)
     assert clock.guess(found["a/fedper", 0]) == 30.0
-    clock.learn("small", "fedavg", 5.0)
+    clock.learn("paper/small", "fedavg", 5.0)
     assert clock.guess(found["b/fedavg", 0]) == 5.0
     assert clock.guess(found["b/fedper", 0]) == pytest.approx(5.0 * 30.0 / 15.0)
 

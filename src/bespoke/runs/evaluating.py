@@ -219,7 +219,7 @@ def _federation(run: Run, experiment: Experiment) -> tuple[Federation, Built, li
     first = clients.work.first(clients.params, torch.tensor(0, device=task.device))
     before, after = (layout(tree.flatten(server)) for server in (run.server, federation.start()))
     if before != after or not trained.store.fits(first):
-        keys = ", ".join(name for name in differing if name.startswith("algorithm."))
+        keys = ", ".join([name for name in differing if name.startswith("algorithm.")] or differing)
         raise UserError(f"{keys} changes what the server or a client keeps: train another run with it")
     clients.store = trained.store
     kept = {name: values for name, values in differing.items() if name.startswith(("algorithm.", "training."))}

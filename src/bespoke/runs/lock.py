@@ -45,13 +45,15 @@ def _is_locked(descriptor: int) -> bool:
     return True
 
 
-def _in_use(folder: Path, descriptor: int) -> UserError:
+class InUse(UserError):
+    """Another process holds the folder."""
+
+
+def _in_use(folder: Path, descriptor: int) -> InUse:
     """Return the mistake of a folder that another process holds, whose name the lock's file has."""
     told = os.pread(descriptor, 300, 0).decode(errors="replace") if not _is_folder(descriptor) else ""
     holder = told.partition("\n")[0].removeprefix(_MARK) or "of unknown name"
-    return UserError(
-        f"{folder} is in use by another process ({holder}): wait until it has ended, or choose another folder"
-    )
+    return InUse(f"{folder} is in use by another process ({holder}): wait until it has ended, or choose another folder")
 
 
 def _is_folder(descriptor: int) -> bool:

@@ -50,8 +50,8 @@ def experiment_of(entry: Entry, seed: int) -> tuple[Experiment, str]:
 
 def chosen(table: Table, methods: Collection[str] = (), cells: Collection[str] = ()) -> list[Entry]:
     """Return the entries that are run, of some rows (by id or by the method's name) and of some cells."""
-    known = {name for row in table.rows for name in (row.id, row.algorithm or row.id)}
-    for what, given, there in (("method", methods, known), ("cell", cells, {cell.id for cell in table.cells})):
+    known = list(dict.fromkeys(name for row in table.rows for name in (row.id, row.algorithm or row.id)))
+    for what, given, there in (("method", methods, known), ("cell", cells, [cell.id for cell in table.cells])):
         for name in given:
             if name not in there:
                 raise UserError(f"{table.name} has no {what} {name!r}{closest(name, there)}; it has {', '.join(there)}")
@@ -96,7 +96,8 @@ def answers(result: Result | None, job: Job, entry: Entry) -> bool:
     read = told["evaluate"] == list(entry.cell.evaluate) and told["selection"] == entry.selection
     return (
         read
-        and told["view"] in (entry.view, told["headline"] if not entry.view else entry.view)
+        and told["view"] == (entry.view or told["headline"])
+        and told["group"] == entry.group
         and (not entry.cell.probe or entry.cell.probe in told.get("probe", {}))
         and same_settings(told["settings"], job.experiment)
     )
@@ -132,7 +133,7 @@ def adopt(jobs: Iterable[Job], root: Path) -> int:
             others = known.get((job.experiment.algorithm_name, job.experiment.seed), [])
             same = next((other for other in others if answers(other, job, entry)), None)
             if same is not None:
-                about = {"table": entry.table, "cell": entry.id, "adopted_from": _name(same)}
+                about = {"table": entry.table, "cell": entry.id, "adopted_from": _name(same), "shared_with": []}
                 results.write(root, entry, same.content | about)
                 count += 1
     return count
@@ -156,7 +157,8 @@ class Clock:
         self._seconds: dict[tuple[str, str], list[float]] = {}  # by file and method
         for result in known:
             if not result.content.get("adopted_from"):
-                self.learn(_file_of(result), result.content["settings"]["algorithm"]["name"], result.content["seconds"])
+                file = file_of(result.content["table"], result.content.get("base", ""))
+                self.learn(file, result.content["settings"]["algorithm"]["name"], result.content["seconds"])
 
     def learn(self, base: str, method: str, seconds: float) -> None:
         """Note how long a training took."""
@@ -164,7 +166,7 @@ class Clock:
 
     def guess(self, job: Job) -> float | None:
         """Return the seconds that a job may take; None if nothing like it has run."""
-        base, method = str(job.entries[0].cell.base), job.experiment.algorithm_name
+        base, method = file_of(job.entries[0].table, job.entries[0].cell.base), job.experiment.algorithm_name
         if (base, method) in self._seconds:
             return statistics.median(self._seconds[base, method])
         ratio = self._typical([key for key in self._seconds if key[1] == method])
@@ -178,5 +180,6 @@ class Clock:
         return statistics.fmean(statistics.median(self._seconds[key]) for key in keys) if keys else None
 
 
-def _file_of(result: Result) -> str:
-    return str(result.content.get("base", ""))
+def file_of(table: str, base: str) -> str:
+    """Return a cell's run file, named with its paper."""
+    return base if "/" in base else f"{table.partition('/')[0]}/{base}"

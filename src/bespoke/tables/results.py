@@ -121,13 +121,18 @@ def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
     folder = place(root, entry)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{content['seed']}.json"
-    own = identity(content["settings"], content["evaluate"], content["view"])
-    if path.exists() and (old := read(path)).done and old.identity != own:
+    if path.exists() and (old := read(path)).done and not _replaces(content, old):
         os.replace(path, folder / f"{old.seed}-{old.identity}.json")
     exact = {key: value if key == "settings" else _rounded(value) for key, value in content.items()}
     lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in exact.items()]
     write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
+
+
+def _replaces(content: dict[str, Any], old: Result) -> bool:
+    """Return whether a result is of the same run and reading as an older one, so that it may take its place."""
+    same = identity(content["settings"], content["evaluate"], content["view"]) == old.identity
+    return same and content["status"] == "done" and content.get("selection") == old.content.get("selection")
 
 
 def _rounded(value: Any) -> Any:
@@ -147,7 +152,7 @@ def _rounded(value: Any) -> Any:
 def modules_of(module: str) -> list[str]:
     """Return a method's module and the modules of shared mathematics that it imports."""
     path = _file(module)
-    if path is None:
+    if path is None or not path.is_file():
         return []
     found = [module]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -155,7 +160,8 @@ def modules_of(module: str) -> list[str]:
             found += [f"bespoke.maths.{name.name}" for name in node.names]
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("bespoke.maths."):
             found.append(str(node.module))
-    return sorted(set(found))
+    inner = [other for each in found[1:] for other in modules_of(each)]
+    return sorted({*found, *inner})
 
 
 @cache

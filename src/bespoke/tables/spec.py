@@ -12,12 +12,15 @@ from typing import Any
 from bespoke.errors import UserError, shown
 from bespoke.files import experiments_folder, read_toml
 from bespoke.registry import closest
+from bespoke.report.groups import GROUPS
 from bespoke.report.metrics import Aggregates
 from bespoke.report.summary import SELECTIONS
 
 KINDS = ("run", "derived", "benchmark")
 STATISTICS = tuple(f.name for f in dataclasses.fields(Aggregates) if f.name not in ("clients", "excluded"))
 _ID = re.compile(r"[a-z0-9][a-z0-9_.+-]*")
+_FIELDS = {"from": "sources"}  # a key that cannot be a field
+_NAMES = {field: key for key, field in _FIELDS.items()}
 _READ = ("view", "group", "metric", "statistic", "selection")  # how a number is read from a run
 
 Settings = tuple[str, ...]  # overrides, "table.key=value"
@@ -206,8 +209,11 @@ def read(path: Path) -> Table:
     rows = tuple(_part(Row, row, f"{path}: [[row]]") for row in _list(tables.pop("row", []), f"{path}: row"))
     cells = tuple(_part(Cell, cell, f"{path}: [[cell]]") for cell in _list(tables.pop("cell", []), f"{path}: cell"))
     name = f"{path.resolve().parents[1].name}/{path.stem}"
-    known = {f.name for f in dataclasses.fields(Table)} - {"name", "path", "rows", "cells"}
+    known = [f.name for f in dataclasses.fields(Table) if f.name not in ("name", "path", "rows", "cells")]
     _check_keys(tables, known, str(path))
+    for key, value in tables.items():
+        kind, words = (dict, "a table") if key == "options" else (str, "a string")
+        _of(value, kind, f"{path}: {key}", words)
     if lacking := {"paper", "source", "title"} - tables.keys():
         raise UserError(f"{path}: has no {min(lacking)}: add it")
     table = Table(name=name, path=path.resolve(), rows=rows, cells=cells, **tables)
@@ -219,14 +225,16 @@ def _part(kind: type, values: Any, where: str) -> Any:
     """Return a row or a cell from its table."""
     if not isinstance(values, dict):
         raise UserError(f"{where} must be a table, not {shown(values)}")
-    values = {"sources" if key == "from" else key: value for key, value in values.items()}
+    values = {_FIELDS.get(key, key): value for key, value in values.items()}
     id = values.get("id")
     if not isinstance(id, str) or not _ID.fullmatch(id):
         raise UserError(f"{where}: id must be lower-case letters, digits and _.+-, not {shown(id)}")
     where = f"{where} {id}"
     fields = {f.name: f.type for f in dataclasses.fields(kind)}
     _check_keys(values, fields, where)
-    return kind(**{key: _value(value, key, fields[key], f"{where}: {key}") for key, value in values.items()})
+    return kind(
+        **{key: _value(value, key, fields[key], f"{where}: {_NAMES.get(key, key)}") for key, value in values.items()}
+    )
 
 
 def _value(value: Any, key: str, kind: Any, where: str) -> Any:
@@ -241,12 +249,16 @@ def _value(value: Any, key: str, kind: Any, where: str) -> Any:
     if key in ("published", "deviation"):
         return {row: float(_of(number, int | float, f"{where}.{row}", "a number")) for row, number in table.items()}
     if key == "sources":
-        return {row: (cells,) if isinstance(cells, str) else tuple(cells) for row, cells in table.items()}
+        return {row: _value(cells, "of", tuple[str, ...], f"{where}.{row}") for row, cells in table.items()}
     if key == "by_seed":
         return {name: _of(number, int, f"{where}.{name}", "a whole number") for name, number in table.items()}
-    for row, own in table.items():  # methods
-        _check_keys(_of(own, dict, f"{where}.{row}", "a table"), ("set", *_READ), f"{where}.{row}")
-    return table
+    return {row: _method(own, f"{where}.{row}") for row, own in table.items()}
+
+
+def _method(values: Any, where: str) -> dict[str, Any]:
+    """Return what a cell says of one row."""
+    _check_keys(_of(values, dict, where, "a table"), ("set", *_READ), where)
+    return {key: _value(v, key, Settings if key == "set" else str, f"{where}.{key}") for key, v in values.items()}
 
 
 def _of(value: Any, kind: Any, where: str, words: str) -> Any:
@@ -282,7 +294,7 @@ def _check(table: Table) -> None:
         _check_choice(cell.kind, KINDS, f"{own}: kind")
         for key in ("rows", "published", "deviation", "methods", "sources"):
             for row in getattr(cell, key):
-                _check_choice(row, rows, f"{own}: {'from' if key == 'sources' else key}")
+                _check_choice(row, rows, f"{own}: {_NAMES.get(key, key)}")
         if unlisted := set(cell.published).difference(cell.rows or rows):
             raise UserError(f"{own}: published has {min(unlisted)}, which is not in rows: add it there")
         if cell.kind == "run" and not cell.missing and not cell.base:
@@ -297,6 +309,7 @@ def _check(table: Table) -> None:
     for entry in table.entries:
         own = f"{where}: cell {entry.id}"
         _check_choice(entry.statistic, STATISTICS, f"{own}: statistic")
+        _check_choice(entry.group.partition(":")[0], tuple(GROUPS), f"{own}: group")
         _check_choice(entry.selection, tuple(SELECTIONS), f"{own}: selection")
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from bespoke.errors import UserError
 from bespoke.tables import results, worker
-from bespoke.tables.plan import Clock, Job, adopt, unfinished
+from bespoke.tables.plan import Clock, Job, adopt, file_of, unfinished
 from bespoke.tables.worker import Place
 
 _RESERVE = 2.0  # seconds before the end of a budget in which a round may end and a checkpoint be written
+_TEARDOWN = 10.0  # seconds that a failed worker has to leave its device
 _TICK = 0.5  # seconds between looks at the clock
 
 
@@ -147,13 +148,17 @@ def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
         return True
     del state.running[job.key]
     each.job = None
-    if what == worker.FAILED:
+    if what in (worker.FAILED, worker.UNREAD):
         state.failed.append((job, told))
-        each.process.join(timeout=0.2)  # it ends by itself, unless only the reading failed
-        return each.process.is_alive()
+        if what == worker.FAILED:
+            each.pipe.close()
+            each.process.join(timeout=_TEARDOWN)
+            if each.process.is_alive():
+                each.process.kill()
+        return what == worker.UNREAD
     if what == worker.DONE:
         state.finished.append(job)
-        clock.learn(str(job.entries[0].cell.base), job.experiment.algorithm_name, told)
+        clock.learn(file_of(job.entries[0].table, job.entries[0].cell.base), job.experiment.algorithm_name, told)
     elif what == worker.ELSEWHERE:
         state.elsewhere.append(job)
     else:

@@ -20,13 +20,13 @@ from bespoke.runs.api import Built, built
 from bespoke.runs.api import carry_out as run_built
 from bespoke.runs.evaluating import evaluate
 from bespoke.runs.experiment import Experiment
-from bespoke.runs.lock import FolderLock
+from bespoke.runs.lock import FolderLock, InUse
 from bespoke.runs.results import Run
 from bespoke.tables import probes, reading, results
 from bespoke.tables.plan import Job, unfinished
 
 DONE, STOPPED, ELSEWHERE = "done", "stopped", "elsewhere"
-PROGRESS, FAILED = "progress", "failed"
+PROGRESS, FAILED, UNREAD = "progress", "failed", "unread"  # after a failure the process ends
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
             except Busy:
                 how = ELSEWHERE
             except Unread as error:
-                pipe.send((FAILED, str(error)))
+                pipe.send((UNREAD, str(error)))
                 continue
             except Exception as error:
                 fail(job, place.root, _sentence(error))
@@ -88,13 +88,13 @@ def carry_out(
 ) -> str:
     """Train, or go on training, and write a result for each entry; return how it ended.
 
-    The run's folder is scratch: it is removed once all results are written, and begun again if it cannot be resumed.
+    The run's folder is scratch: it is removed once every entry has its result, and begun again if it cannot be resumed.
     """
     folder = place.work / job.key
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FolderLock(folder)
-    except UserError as error:
+    except InUse as error:
         raise Busy from error
     with contextlib.closing(lock):
         left = unfinished([job], place.root)
@@ -102,12 +102,12 @@ def carry_out(
             shutil.rmtree(folder, ignore_errors=True)
             return ELSEWHERE
         run = _trained(left[0], place, folder / "run", stop, told, bench or Bench(place))
-        if run.summary["rounds"] < job.experiment.training.rounds and stop():
+        if run is None:
             return STOPPED
         failed = _write(left[0], place.root, run, run.summary["seconds"])
+        if failed:
+            raise Unread("; ".join(dict.fromkeys(failed)))
         shutil.rmtree(folder, ignore_errors=True)
-    if failed:
-        raise Unread("; ".join(dict.fromkeys(failed)))
     return DONE
 
 
@@ -132,16 +132,18 @@ class Bench:
 
 def _trained(
     job: Job, place: Place, folder: Path, stop: Callable[[], bool], told: Callable[[int, int], None], bench: Bench
-) -> Run:
-    """Run or resume the experiment."""
+) -> Run | None:
+    """Run or resume the experiment; return None if it was stopped before its end."""
     if job.start is not None:
-        _provide(job.start, place, place.work / job.experiment.model.start, bench)
+        if not _provide(job.start, place, place.work / job.experiment.model.start, stop, bench):
+            return None
         job = replace(job, experiment=replace(job.experiment, folder=str(place.work)))
     parts = bench.parts(job.experiment)
     watching = probes.callbacks([entry.cell.probe for entry in job.entries], folder)
+    begun = list[int]()  # rounds of this attempt
 
-    def once() -> Run:
-        return run_built(
+    def once() -> Run | None:
+        run = run_built(
             job.experiment,
             parts,
             folder,
@@ -149,33 +151,44 @@ def _trained(
             backend=place.backend,
             checkpoint_every=place.checkpoint_every,
             stop=stop,
-            callbacks=[*watching, lambda event: told(event.round, event.rounds)],
+            callbacks=[
+                *watching,
+                lambda event: begun.append(event.round),
+                lambda event: told(event.round, event.rounds),
+            ],
             about={"settings_from": job.source},
         )
+        return None if run.summary["rounds"] < job.experiment.training.rounds and stop() else run
 
+    resumed = folder.exists() and any(folder.iterdir())
     try:
         return once()
     except UserError:
-        if not folder.exists() or not any(folder.iterdir()):
+        if begun or not resumed:
             raise
         shutil.rmtree(folder)  # damaged, or of older code: a training may always begin again
         return once()
 
 
-def _provide(start: Job, place: Place, path: Path, bench: Bench) -> None:
-    """Train the global model that a job starts from, unless its file is there; wait for a process that is at it."""
+def _provide(start: Job, place: Place, path: Path, stop: Callable[[], bool], bench: Bench) -> bool:
+    """Train the global model that a job starts from, unless its file is there; return False if stopped before.
+
+    Wait for another process that is at it.
+    """
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    while not path.exists():
+    while not path.exists() and not stop():
         try:
             lock = FolderLock(folder)
-        except UserError:
+        except InUse:
             time.sleep(1.0)
             continue
         with contextlib.closing(lock):
-            if not path.exists():
-                _trained(start, place, folder / "run", lambda: False, lambda *done: None, bench).save_start(path)
+            run = None if path.exists() else _trained(start, place, folder / "run", stop, lambda *done: None, bench)
+            if run is not None:
+                run.save_start(path)
                 shutil.rmtree(folder / "run", ignore_errors=True)
+    return path.exists()
 
 
 def _write(job: Job, root: Path, run: Run, seconds: float) -> list[str]:
@@ -205,4 +218,4 @@ def fail(job: Job, root: Path, sentence: str) -> None:
     """Record for every entry that has no result why there is none."""
     for left in unfinished([job], root):
         for entry in left.entries:
-            results.write(root, entry, reading.failure(replace(job, entries=(entry,)), entry, sentence))
+            results.write(root, entry, reading.failure(job, entry, sentence))
