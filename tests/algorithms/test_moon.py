@@ -25,6 +25,7 @@ def test_moon_without_its_term_is_fedavg_to_the_bit(backend):
 def test_moon_tested_before_averaging_is_what_each_client_trained():
     ran = run(MOON(), training("plain"), "batched", seed=LATE_CLASS, when="local", inspect=False)
     scores, given = ran.scores(round=3), problem("plain")
+    scores = [score for score in scores if score.client < 4]  # the last client is new, and has its own evaluation
     assert [score.client for score in scores] == ran.rounds()[-1]["cohort"]
     for score in scores:
         model = arrays(ran.states[-1][score.client]["previous"])

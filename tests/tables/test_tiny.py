@@ -13,7 +13,7 @@ ENTRIES = [entry for path in spec.listed().values() for entry in spec.read(path)
 def _some() -> list[spec.Entry]:
     """An entry for each run file, then one for each method that is not among them."""
     files = {entry.base: entry for entry in reversed(ENTRIES)}
-    methods = {entry.algorithm: entry for entry in reversed(ENTRIES)}
+    methods = {entry.algorithm: entry for entry in ENTRIES}  # the last tables have the smallest models
     have = {entry.algorithm for entry in files.values()}
     return [*files.values(), *(entry for name, entry in methods.items() if name not in have)]
 

@@ -13,9 +13,9 @@ from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.errors import UserError
 from bespoke.tables.plan import Job, started
 
-_ROWS = (60, 240)  # for each client
+_ROWS = (24, 60, 240)  # for each client
 _CLIENTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
-_SMALL = {"min_rows": 2, "volume": 20, "rows_per_class": 2}  # of a partition
+_SMALL = {"min_rows": 2, "volume": 16, "rows_per_class": 2}  # of a partition
 _GENERATED = [load.__name__ for load in BUILT_IN]  # small already, and nothing is read for them
 
 
@@ -40,7 +40,7 @@ def _short(training: Training) -> Training:
         rounds=2,
         epochs=1,
         steps=min(2, training.steps),
-        batch=min(4, training.batch),
+        batch=min(8, training.batch),
         schedule_rounds=min(2, training.schedule_rounds),
         rate=max(0.5, training.rate),
     )
