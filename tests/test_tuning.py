@@ -124,3 +124,10 @@ def test_without_validation_rows_nothing_is_tuned(tmp_path):
     with pytest.raises(UserError, match=r"data\.validation"):
         tune(tmp_path / "small.toml", [parse_range("training.lr=0.1,0.2")], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("text", "words"), [("training.lrr=0.1,0.2", "lrr"), ("data.validation=0.1:0.4", "own rows")])
+def test_what_cannot_be_tuned_is_refused_before_any_trial(experiment, tmp_path, text, words):
+    with pytest.raises(UserError, match=words):
+        tune(experiment, [parse_range(text)], tmp_path / "out", trials=2)
+    assert not (tmp_path / "out").exists()

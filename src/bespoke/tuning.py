@@ -100,6 +100,8 @@ def tune(
         raise UserError(
             "there is nothing to tune: name settings with --search, as in --search training.lr=0.001:0.1:log"
         )
+    for each in ranges:
+        _check_range(each, name, algorithm, overrides)
     out.mkdir(parents=True, exist_ok=True)
     about = {"experiment": base.tables(), "search": [str(each) for each in ranges]}
     lines = _log(out / LOG, about)
@@ -137,6 +139,20 @@ def tune(
     best = (max if higher else min)(sound, key=lambda line: line["value"])
     write_atomic(out / BEST, _preset(best, base, len(lines)))
     return best
+
+
+def _check_range(each: Range, name: str | Path, algorithm: str | None, overrides: Sequence[str]) -> None:
+    """Refuse a setting that is not there, that takes none of the values, or that changes the rows to choose by."""
+    if each.key.startswith("data."):
+        raise UserError(f"--search {each.key}: values of [data] cannot be compared, since each has its own rows")
+    problems = []
+    for value in each.choices or (each.low, each.high):
+        try:
+            load(name, algorithm, [*overrides, f"{each.key}={json.dumps(value)}"])
+            return
+        except UserError as error:
+            problems.append(error)
+    raise problems[0]
 
 
 def _optuna() -> Any:

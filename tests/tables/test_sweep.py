@@ -136,6 +136,23 @@ def test_another_tables_result_of_the_same_training_is_taken(table, place, tmp_p
     assert of_cell(other, place, "b/fedper").content["adopted_from"] == "paper/t1:b/fedper"
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"status": "done"}'])
+def test_a_damaged_result_is_told_and_made_again(table, place, text):
+    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    carry_out(job, place)
+    path = of_cell(table, place, "a/fedavg").path
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"0\.json: is no result of a table"):
+        of_cell(table, place, "a/fedavg")
+    assert carry_out(job, place) == worker.DONE and of_cell(table, place, "a/fedavg").done
+
+
+def test_a_result_that_an_entry_cannot_read_is_not_taken(table, place, tmp_path):
+    carry_out(plan.job_of(table.entry("b/fedavg"), 0), place)
+    other = spec.read(write(tmp_path, TABLE.replace('statistic = "mean"', 'metric = "recall"')))
+    assert plan.adopt([plan.job_of(other.entry("c/fedavg"), 0)], place.root) == 0
+
+
 def test_a_stopped_training_is_resumed(table, place):
     (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
     asked = iter([False, True])

@@ -119,7 +119,7 @@ def unfinished(jobs: Iterable[Job], root: Path) -> list[Job]:
 
 def _lacking(job: Job, root: Path) -> list[Entry]:
     seed = job.experiment.seed
-    return [entry for entry in job.entries if not answers(results.of(root, entry).get(seed), job, entry)]
+    return [entry for entry in job.entries if not answers(results.at(root, entry, seed), job, entry)]
 
 
 def adopt(jobs: Iterable[Job], root: Path) -> int:
@@ -131,12 +131,21 @@ def adopt(jobs: Iterable[Job], root: Path) -> int:
     for job in jobs:
         for entry in job.entries:
             others = known.get((job.experiment.algorithm_name, job.experiment.seed), [])
-            same = next((other for other in others if answers(other, job, entry)), None)
+            same = next((other for other in others if answers(other, job, entry) and _readable(other, entry)), None)
             if same is not None:
                 about = {"table": entry.table, "cell": entry.id, "adopted_from": _name(same), "shared_with": []}
                 results.write(root, entry, same.content | about)
                 count += 1
     return count
+
+
+def _readable(result: Result, entry: Entry) -> bool:
+    """Return whether a result holds the metric and the clients that an entry is about."""
+    try:
+        result.value(entry)
+    except UserError:
+        return False
+    return True
 
 
 def _name(result: Result) -> str:

@@ -27,6 +27,8 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
     number = found.choose(view, entry.selection)
     if number is None:
         raise UserError(f"{entry.id}: there is no {SELECTIONS[entry.selection]}: give the clients such rows")
+    if entry.metric and entry.metric not in found.higher:
+        raise UserError(f"{entry.id}: the run recorded no {entry.metric}; it has {', '.join(found.higher)}")
     environment = run.folder.read_json("environment.json")
     about = totals(run.folder)
     return {

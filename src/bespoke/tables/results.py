@@ -1,6 +1,7 @@
 """Result files: what a run gave for one cell of a table and one seed, as small JSON files that are kept for good."""
 
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -88,6 +89,7 @@ def read(path: Path) -> Result:
     try:
         content = json.loads(path.read_bytes())
         sound = isinstance(content, dict) and {"status", "seed", "settings", "evaluate", "view"} <= content.keys()
+        sound = sound and isinstance(content.get("clients", {}), dict)
     except ValueError:
         sound = False
     except OSError as error:
@@ -103,6 +105,15 @@ def of(root: Path, entry: Entry) -> dict[int, Result]:
     return dict(sorted((result.seed, result) for result in found))
 
 
+def at(root: Path, entry: Entry, seed: int) -> Result | None:
+    """Return an entry's result of a seed; None if it has none, or a damaged file, which a new result replaces."""
+    path = place(root, entry) / f"{seed}.json"
+    try:
+        return read(path) if path.exists() else None
+    except UserError:
+        return None
+
+
 def tries(root: Path, entry: Entry) -> list[Result]:
     """Return results that the entry once had, with other settings than those of today's table."""
     return [read(path) for path in sorted(place(root, entry).glob("*-*.json"))]
@@ -111,9 +122,10 @@ def tries(root: Path, entry: Entry) -> list[Result]:
 def everything(root: Path) -> Iterator[Result]:
     """Yield every result of a run under a folder that came to its end."""
     for path in sorted(root.glob("*/*/*/*/*.json")):
-        found = read(path)
-        if found.done and "clients" in found.content:  # a benchmark's has none
-            yield found
+        with contextlib.suppress(UserError):  # a damaged file is told by whoever needs it
+            found = read(path)
+            if found.done and "clients" in found.content:  # a benchmark's has none
+                yield found
 
 
 def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
@@ -121,7 +133,8 @@ def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
     folder = place(root, entry)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{content['seed']}.json"
-    if path.exists() and (old := read(path)).done and not _replaces(content, old):
+    old = at(root, entry, content["seed"])
+    if old is not None and old.done and not _replaces(content, old):
         os.replace(path, folder / f"{old.seed}-{old.identity}.json")
     exact = {key: value if key == "settings" else _rounded(value) for key, value in content.items()}
     lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in exact.items()]

@@ -110,6 +110,9 @@ def sweep(
                     workers.remove(each)
     finally:
         _end(workers)
+    others = unfinished(state.elsewhere, place.root)  # by now they may be done
+    state.before += count(state.elsewhere) - count(others)
+    state.elsewhere = others
     return state
 
 
