@@ -52,7 +52,7 @@ def test_pages_are_written(results):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["pfedfda/t22"], "there is no table 'pfedfda/t22' (did you mean"),
+        (["pfedfda/t22"], "there is no table or figure 'pfedfda/t22' (did you mean"),
         (["pfedfda/t2", "--markdown", "--json"], "give --markdown or --json, not both"),
         (["--markdown"], "--markdown shows one table"),
         (["pfedfda/t2", "--write", "pages"], "--write writes pages of all tables: name none"),

@@ -75,8 +75,10 @@ def test_a_mistake_is_told_in_a_sentence_that_names_the_place(tmp_path, old, new
 
 
 def test_an_unknown_table_or_cell_is_told_with_the_closest(tmp_path):
-    with pytest.raises(UserError, match="there is no table 'nothing/t1'"):
+    with pytest.raises(UserError, match="there is no table or figure 'nothing/t1'"):
         spec.find("nothing/t1")
+    with pytest.raises(UserError, match="its parts are self_fl/f1a, self_fl/f1b"):
+        spec.find("self_fl/f1")
     with pytest.raises(UserError, match=r"paper/t1 has no cell 'a/fedawg' \(did you mean 'a/fedavg'\?\)"):
         read(tmp_path, TABLE).entry("a/fedawg")
 

@@ -210,7 +210,7 @@ def test_a_sweep_without_time_leaves_all_for_later(table, place):
     assert state.out_of_time and state.left == 5 and not state.failed
 
 
-LONG = RUN.replace("rounds = 4", "rounds = 120").replace("every = 2", "every = 60")
+LONG = RUN.replace("rounds = 4", "rounds = 60").replace("every = 2", "every = 30")
 
 
 def command(folder, *options):
@@ -231,7 +231,7 @@ def test_a_killed_sweep_loses_no_finished_cell_and_counts_no_half_done_one(tmp_p
     running.communicate()
     found = list(tmp_path.glob("results/*/*/*/*/*.json"))
     before = {path: path.read_bytes() for path in found}
-    assert found and all(results.read(path).content["round"] == 120 for path in found)
+    assert found and all(results.read(path).content["round"] == 60 for path in found)
     left = plan.unfinished(plan.jobs(plan.chosen(table, ["fedavg"]), [0]), tmp_path / "results")
     assert left
     again = command(tmp_path)

@@ -41,7 +41,7 @@ def draw(figure: str, root: Path, out: Path | None = None) -> tuple[list[Path], 
     the working folder, named after the figure.
     """
     table = spec.find(figure)
-    if out is not None and not out.is_dir():
+    if out is not None and out.suffix and not out.is_dir():
         paths = [out]
     else:
         paths = [(out or Path()) / f"{table.name.replace('/', '_')}{suffix}" for suffix in SUFFIXES]

@@ -193,7 +193,9 @@ def find(name: str) -> Table:
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return read(path)
-    raise UserError(f"there is no table {shown(name)}{closest(name, known)}; bespoke list tables shows them")
+    parts = [each for each in known if each.startswith(name) and each.removeprefix(name) in "abc"]
+    near = f"; its parts are {', '.join(parts)}" if parts else closest(name, known)
+    raise UserError(f"there is no table or figure {shown(name)}{near}; bespoke list tables shows them")
 
 
 def read(path: Path) -> Table:

@@ -15,7 +15,7 @@ from bespoke.tables.plan import Job, started
 
 _ROWS = (24, 60, 240)  # for each client
 _CLIENTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
-_SMALL = {"min_rows": 2, "volume": 16, "rows_per_class": 2}  # of a partition
+_SMALL = {"min_rows": 2, "volume": 8, "rows_per_class": 2}  # of a partition
 _GENERATED = [load.__name__ for load in BUILT_IN]  # small already, and nothing is read for them
 
 

@@ -139,6 +139,8 @@ _HELD_OUT = 6  # every so manyth row is an official test row, as in CIFAR
 
 def random(rng: np.random.Generator, like: str, rows: int, clients: int) -> Examples:
     """Random: rows in the shape of another data set, like, with its classes, own clients and domains."""
+    if not like:
+        raise UserError('[data] name = "random" needs the data set whose shape it takes: set [data] like')
     facts = _facts(like)
     if rows < facts.classes:
         raise UserError(
