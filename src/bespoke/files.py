@@ -101,6 +101,18 @@ def read_toml(path: Path, levels: int = _MOST_LEVELS) -> dict[str, Any]:
     return parse_toml(text.decode(), levels)
 
 
+def read_settings(path: Path, what: str, levels: int = _MOST_LEVELS) -> dict[str, Any]:
+    """Return the tables of a file of settings, or say in one sentence why it cannot be read or be ``what``."""
+    try:
+        return read_toml(path, levels)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not valid TOML: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: cannot {what}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def parse_toml(text: str, levels: int = _MOST_LEVELS) -> dict[str, Any]:
     """Return the tables of a TOML text; a ValueError refuses deep nesting and numbers of thousands of digits."""
     words = re.split(r"[=,\[\]{}\n]", _STRING_OR_COMMENT.sub("", text))  # only a key has several dots between these

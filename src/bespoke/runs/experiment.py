@@ -22,7 +22,7 @@ from bespoke.core.settings import Training, allowed, problem
 from bespoke.data import DATASETS, PARTITIONS
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError, shown
-from bespoke.files import experiments_folder, parse_toml, read_toml
+from bespoke.files import experiments_folder, parse_toml, read_settings
 from bespoke.models import MODELS
 from bespoke.models.settings import ModelSettings
 from bespoke.registry import Registry, closest, is_path
@@ -234,14 +234,7 @@ def changed(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return read_toml(path)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not valid TOML: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be an experiment: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    return read_settings(path, "be an experiment")
 
 
 def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bespoke.errors import UserError, shown
-from bespoke.files import read_toml
+from bespoke.files import read_settings
 from bespoke.registry import closest
 
 NAME = "reasons.toml"
@@ -28,14 +27,7 @@ def read(root: Path) -> dict[str, Reason]:
     path = root / NAME
     if not path.exists():
         return {}
-    try:
-        told = read_toml(path)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not valid TOML: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: cannot hold reasons: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    told = read_settings(path, "hold reasons")
     return {id: _reason(values, f"{path}: [{shown(id)}]") for id, values in told.items()}
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, shown
-from bespoke.files import experiments_folder, read_toml
+from bespoke.files import experiments_folder, read_settings
 from bespoke.registry import closest
 from bespoke.report.groups import GROUPS
 from bespoke.report.metrics import Aggregates
@@ -200,14 +199,7 @@ def find(name: str) -> Table:
 
 def read(path: Path) -> Table:
     """Read a table's file; refuse what cannot be one in a sentence that names the place."""
-    try:
-        tables = read_toml(path, levels=6)  # [cell.methods.ROW] set = [...]
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not valid TOML: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be a table: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    tables = read_settings(path, "be a table", levels=6)  # [cell.methods.ROW] set = [...]
     rows = tuple(_part(Row, row, f"{path}: [[row]]") for row in _list(tables.pop("row", []), f"{path}: row"))
     cells = tuple(_part(Cell, cell, f"{path}: [[cell]]") for cell in _list(tables.pop("cell", []), f"{path}: cell"))
     name = f"{path.resolve().parents[1].name}/{path.stem}"
