@@ -87,7 +87,7 @@ def test_draws_follow_the_seed():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"like": ""}, "like: there is no data set ''; there are digits"),
+        ({"like": ""}, r'name = "random" needs the data set whose shape it takes: set \[data\] like'),
         (
             {"like": "cifar"},
             r"like: there is no data set 'cifar' \(did you mean 'cifar10'\?\); there are digits, gaussian",

@@ -150,7 +150,8 @@ def test_a_damaged_result_is_told_and_made_again(table, place, text):
 def test_a_result_that_an_entry_cannot_read_is_not_taken(table, place, tmp_path):
     carry_out(plan.job_of(table.entry("b/fedavg"), 0), place)
     other = spec.read(write(tmp_path, TABLE.replace('statistic = "mean"', 'metric = "recall"')))
-    assert plan.adopt([plan.job_of(other.entry("c/fedavg"), 0)], place.root) == 0
+    job = plan.job_of(other.entry("c/fedavg"), 0)
+    assert plan.adoptable([job], results.everything(place.root)) == ([], [job])
 
 
 def test_a_stopped_training_is_resumed(table, place):
@@ -376,6 +377,14 @@ def test_seconds_are_guessed_from_what_has_run(table):
     clock.learn("paper/small", "fedavg", 5.0)
     assert clock.guess(found["b/fedavg", 0]) == 5.0
     assert clock.guess(found["b/fedper", 0]) == pytest.approx(5.0 * 30.0 / 15.0)
+
+
+def test_seconds_of_another_device_tell_nothing(table, place):
+    job = plan.job_of(table.entry("a/fedavg"), 0)
+    carry_out(job, place)
+    there = [*results.everything(place.root)]
+    assert plan.Clock(there).guess(job) == there[0].content["seconds"]
+    assert plan.Clock(there, cpu=False).guess(job) is None
 
 
 def test_nothing_to_run_is_said(tmp_path):

@@ -18,26 +18,40 @@ def _some() -> list[spec.Entry]:
     return [*files.values(), *(entry for name, entry in methods.items() if name not in have)]
 
 
-def _check(entry, folder):
-    (job,) = plan.jobs([entry], [0])
+def _trainings() -> list[list[spec.Entry]]:
+    """All entries, those together that are read from one training."""
+    groups: dict[tuple, list[spec.Entry]] = {}
+    for entry in ENTRIES:
+        start = entry.start and entry.start.id
+        groups.setdefault((entry.base, entry.algorithm, *entry.overrides(0), start), []).append(entry)
+    return [*groups.values()]
+
+
+def _check(entries, folder):
+    (job,) = plan.jobs(entries, [0])
     made, place = tiny(job), Place(folder / "results", folder / "work")
     assert worker.carry_out(made, place, lambda: False, lambda *done: None) == worker.DONE
-    (found,) = results.of(place.root, entry).values()
-    assert found.done and found.content["clients"]["client"]
-    if not entry.cell.evaluate:
-        assert found.content["round"] <= made.experiment.training.rounds
-    found.value(entry)  # the statistic is there for this group
+    for entry in entries:
+        (found,) = results.of(place.root, entry).values()
+        assert found.done and found.content["clients"]["client"]
+        if not entry.cell.evaluate:
+            assert found.content["round"] <= made.experiment.training.rounds
+        found.value(entry)  # the statistic is there for this group
 
 
-@pytest.mark.parametrize("entry", _some(), ids=lambda entry: f"{entry.table}:{entry.id}")
+def _id(entry: spec.Entry) -> str:
+    return f"{entry.table}:{entry.id}"
+
+
+@pytest.mark.parametrize("entry", _some(), ids=_id)
 def test_a_tiny_run(entry, tmp_path):
-    _check(entry, tmp_path)
+    _check([entry], tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.table}:{entry.id}")
-def test_every_cell(entry, tmp_path):
-    _check(entry, tmp_path)
+@pytest.mark.parametrize("entries", _trainings(), ids=lambda entries: _id(entries[0]))
+def test_every_cell(entries, tmp_path):
+    _check(entries, tmp_path)
 
 
 def test_nearly_all_methods_are_in_a_table():

@@ -135,7 +135,7 @@ class Column:
         best = max(published) if self._higher else min(published)
         if all(number.published != best for number in self.counted):
             return None
-        labels = {number.entry.row.id: number.entry.row.label or number.entry.row.id for number in self.counted}
+        labels = {number.entry.row.id: number.entry.row.name for number in self.counted}
         theirs, ours = (tuple(labels[id] for id, pair in self.ranks.items() if pair[i] == 1) for i in (0, 1))
         return theirs, ours
 

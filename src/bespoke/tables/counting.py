@@ -15,6 +15,7 @@ from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.runs.experiment import Experiment, load
 from bespoke.tables import results
+from bespoke.tables.reading import about
 from bespoke.tables.spec import Entry, Table
 
 
@@ -40,16 +41,10 @@ def counted(entry: Entry) -> dict[str, Any]:
         raise UserError(f"{entry.table}: cell {entry.id} names no run file to take the model from: add base = ...")
     method = None if entry.cell.how == "parameters" else entry.algorithm  # whose rows are parts of the model
     overrides = entry.overrides(0) if method else list(entry.cell.set)
-    experiment, source = load(entry.base, method, overrides)
+    experiment, source = load(entry.base, method, overrides, seed=0)
     return {
-        "table": entry.table,
-        "cell": entry.id,
-        "seed": 0,
-        "base": entry.cell.base,
+        **about(entry, experiment, source),
         "status": "done",
-        "settings": experiment.tables(),
-        "settings_from": source.rpartition("experiments/")[2],
-        "evaluate": [],
         "view": "",
         "value": COUNTS[entry.cell.how](experiment, entry.row.id),
         "source": {"bespoke": __version__, "commit": None, "modules": [], "method": None},

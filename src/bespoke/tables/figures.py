@@ -24,7 +24,7 @@ from bespoke.report.summary import SELECTIONS
 from bespoke.report.units import Unit
 from bespoke.tables import found as read
 from bespoke.tables import spec
-from bespoke.tables.found import Found, Seeds, cell_name, label, metric, name
+from bespoke.tables.found import Found, Seeds, cell_name, metric, name
 from bespoke.tables.results import Result
 from bespoke.tables.spec import Cell, Entry, Table
 
@@ -83,13 +83,13 @@ def curves(found: Found) -> "Figure":
                 told = {seed: _column(result.content["curve"], key) for seed, result in seeds.items()}
                 if any(told.values()):
                     drawn[entry.id] = entry, seeds
-                    lines[label(entry)] = _line({seed: values for seed, values in told.items() if values})
+                    lines[entry.row.name] = _line({seed: values for seed, values in told.items() if values})
                 else:
                     found.missing.append(f"{name(entry)}: its result holds no {key} by round")
             if lines:
                 of = "loss" if key in ("loss", "train_loss") else metric(*own[0])
                 unit, words = Unit.of(of, []), _CURVES[key].format(of.replace("_", " "))
-                named[words if key in ("loss", "train_loss") else read.STATISTICS[key].format(of)] = None
+                named[words if key in ("loss", "train_loss") else f"test {of}, {spec.STATISTICS[key]}"] = None
                 title = f"{cell_name(cell)}{f': {words}' if len(shown) > 1 else ''}"
                 panels.append(Lines(title, "round", f"{words}{unit.name}", _scaled(lines, unit.scale)))
     if not panels:
@@ -175,7 +175,7 @@ def _title(cells: Sequence[Cell]) -> str:
 
 def _value(entry: Entry, result: Result) -> dict[str, float]:
     value = result.value(entry)
-    return {} if value is None else {label(entry): value}
+    return {} if value is None else {entry.row.name: value}
 
 
 _ESTIMATES = {"local": "clients' own means", "paper": "the paper's estimate (3)", "bayes": "Bayes estimate (oracle)"}
@@ -205,7 +205,7 @@ def gaussianity(found: Found) -> "Figure":
         for entry, seeds in probed:
             fits = {seed: {"round": own["round"], **own[split]} for seed, own in seeds.items() if split in own}
             if fits:
-                lines[label(entry)] = _line({seed: _column(fit, "nll") for seed, fit in fits.items()})
+                lines[entry.row.name] = _line({seed: _column(fit, "nll") for seed, fit in fits.items()})
         if lines:
             panels.append(Lines(title, "round", "negative log likelihood", lines))
     about = (
@@ -291,7 +291,7 @@ def features(found: Found) -> "Figure":
         scatter = ", ".join(f"{words.removeprefix('between_')} {share}" for words, share in told.items())
         order = np.argsort(own["classes"], kind="stable")  # so that the legend is sorted
         points, classes = tsne(own["vectors"])[order], np.array(own["classes"])[order]
-        title = f"{label(entry)} ({unit.text(value)}{unit.sign})\nscatter: {scatter}"
+        title = f"{entry.row.name} ({unit.text(value)}{unit.sign})\nscatter: {scatter}"
         panels.append(Points(title, points, [f"class {number}" for number in classes], 7.0))
     own = first[0][2]
     kept, sample, dims = min(own["kept"] for *_, own in first), len(own["classes"]), len(own["vectors"][0])
@@ -355,7 +355,7 @@ def histogram(found: Found) -> "Figure":
         for place, own in enumerate(each):
             values[place, : len(own)] = own
         alone = len(found.table.cells) == 1 and not entry.cell.stand_in
-        title = label(entry) if alone else name(entry)
+        title = entry.row.name if alone else name(entry)
         panels.append(Groups(title, f"a client's test {metric(entry, seeds)} in %", {title: values}))
     several = any(len(seeds) > 1 for _, seeds in found.entries())
     subtitle = f"Clients in each of 20 bins{' (mean over seeds)' if several else ''}; dashed: mean over clients."

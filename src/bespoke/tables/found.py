@@ -12,7 +12,7 @@ from bespoke.report.papers import Words
 from bespoke.report.summary import SELECTIONS
 from bespoke.tables import results
 from bespoke.tables.results import Result
-from bespoke.tables.spec import Cell, Entry, Table
+from bespoke.tables.spec import STATISTICS, Cell, Entry, Table
 
 Seeds = dict[int, Result]  # results that came to their end, by seed
 Used = Sequence[tuple[Entry, list[Result]]]
@@ -100,17 +100,12 @@ def titled(table: Table, subtitle: str, sentences: Sequence[str]) -> Words:
 
 def cell_name(cell: Cell) -> str:
     """Return a cell's name for people; a stand-in is told to be one."""
-    return (cell.label or cell.id) + (" (stand-in)" if cell.stand_in else "")
-
-
-def label(entry: Entry) -> str:
-    """Return the name of an entry's row for people."""
-    return entry.row.label or entry.row.id
+    return cell.name + (" (stand-in)" if cell.stand_in else "")
 
 
 def name(entry: Entry) -> str:
     """Return an entry's name for people."""
-    return f"{cell_name(entry.cell)}, {label(entry)}"
+    return f"{cell_name(entry.cell)}, {entry.row.name}"
 
 
 def metric(entry: Entry, seeds: Seeds) -> str:
@@ -120,20 +115,10 @@ def metric(entry: Entry, seeds: Seeds) -> str:
 
 # --- what the numbers are -------------------------------------------------------------------------------------------
 
-STATISTICS = {
-    "pooled": "test {} over all rows",
-    "mean": "mean over clients of the test {}",
-    "worst10": "mean test {} of the worst tenth of the clients",
-    "top10_samples": "test {} over the rows of the tenth of the clients with the most rows",
-    "std": "standard deviation (n - 1) of the clients' test {}",
-    "std0": "standard deviation (n) of the clients' test {}",
-    "cv": "coefficient of variation of the clients' test {}",
-}
-
 
 def statistic(entry: Entry, seeds: Seeds) -> str:
     """Return in words which number of its clients an entry asks for."""
-    return STATISTICS[entry.statistic].format(metric(entry, seeds).replace("_", " "))
+    return f"test {metric(entry, seeds).replace('_', ' ')}, {STATISTICS[entry.statistic]}"
 
 
 def what(entries: Sequence[tuple[Entry, Seeds]]) -> str:
@@ -155,7 +140,7 @@ def _views(used: Used) -> str:
     """Return the view, or the views with the methods that are read so."""
     views: dict[str, list[str]] = {}
     for entry, own in used:
-        views.setdefault(own[0].content["view"], []).append(label(entry))
+        views.setdefault(own[0].content["view"], []).append(entry.row.name)
     if len(views) == 1:
         return f"{next(iter(views))} models"
     return ", ".join(f"{view} models of {', '.join(dict.fromkeys(names))}" for view, names in views.items())

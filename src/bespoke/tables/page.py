@@ -90,6 +90,11 @@ class Page:
         """The columns in which there is anything to show; others are there for numbers that are derived from them."""
         return tuple(column for column in self.beside.columns if any(map(_shown, column.numbers)))
 
+    @cached_property
+    def _printed(self) -> bool:
+        """Whether the paper prints any number of it."""
+        return any(number.published is not None for number in self.beside.numbers)
+
     def _cell(self, column: Column, number: Number | None, arrow: str = "→") -> list[str]:
         """Return a number in at most two lines: published → ours, and the difference with both ranks."""
         if number is None:
@@ -101,7 +106,7 @@ class Page:
         std = number.statistics.std
         ours = write(number.mean) + ("" if std is None else f"±{write(std)}") + (CHANGED if number.changed else "")
         ours += f" ({len(number.ours)})" if len({len(seeds) for seeds in self._seeds}) > 1 else ""
-        first = f"{theirs} {arrow} {ours}".strip()
+        first = f"{theirs} {arrow} {ours}".strip() if self._printed else ours
         if not number.counted or number.difference is None:
             return [first]
         rank = column.ranks.get(number.entry.row.id)
@@ -127,7 +132,7 @@ class Page:
         header = ["method", *(_head(column) for column in columns)]
         by_row = [{number.entry.row.id: number for number in column.numbers if _shown(number)} for column in columns]
         rows = [
-            [[row.label or row.id], *(self._cell(c, own.get(row.id)) for c, own in zip(columns, by_row, strict=True))]
+            [[row.name], *(self._cell(c, own.get(row.id)) for c, own in zip(columns, by_row, strict=True))]
             for row in self.beside.table.rows
             if any(row.id in own for own in by_row)
         ]
@@ -153,14 +158,16 @@ class Page:
     def caption(self) -> list[str]:
         """What the numbers are, a sentence each."""
         said = words.readings(self.beside)
-        if over := self.beside.table.published_over:
+        if self._printed and (over := self.beside.table.published_over):
             said.append(f"Published: {over}.")
         numbers = [number for number in self.beside.numbers if number.ours]
         if not numbers:
-            return ["None of it has been run yet: the numbers are the paper's.", *said]
+            theirs = "the numbers are the paper's" if self._printed else "the paper prints no numbers of it"
+            return [f"None of it has been run yet: {theirs}.", *said]
         ranks = ", and the paper's rank → ours" if any(column.ranks for column in self.beside.columns) else ""
         below = f"; below, ours minus published{ranks}" if any(number.counted for number in numbers) else ""
-        said = [f"Published → ours{words.repeated(self._seeds)}{below}.", *said]
+        shown = f"{'Published → ours' if self._printed else 'Ours'}{words.repeated(self._seeds)}"
+        said = [f"{shown}{below if self._printed else '; the paper prints no numbers of it'}.", *said]
         machines = words.machines(numbers)
         return [*said, f"Ours: {words.seeds(self._seeds)}; {machines}."] if machines else said
 
@@ -168,10 +175,9 @@ class Page:
     def notes(self) -> list[str]:
         """What must be known about single columns and numbers, a sentence each."""
         columns, numbers = self.beside.columns, self.beside.numbers
-        said = [f"{_label(c)} is not run: {c.cell.missing}." for c in columns if c.cell.missing]
-        said += [
-            f"{_label(c)} is a stand-in, never held against the paper's: {c.stand_in}." for c in columns if c.stand_in
-        ]
+        missing, stand_ins = _names(columns, lambda c: c.cell.missing), _names(columns, lambda c: c.stand_in)
+        said = [f"Not run: {names}: {why}." for why, names in missing.items()]
+        said += [f"Stand-in, never held against the paper's: {names}: {why}." for why, names in stand_ins.items()]
         if any(number.marked for number in numbers):
             said.append(
                 f"{MARK} further from the published number than {POINTS} points (for numbers that are no percentages, "
@@ -199,8 +205,7 @@ class Page:
         for column in self.beside.columns:
             for number in column.numbers:
                 if number.marked:
-                    name = number.entry.row.label or number.entry.row.id
-                    told = f"{_label(column)}, {name}: {_difference(column, number)}."
+                    told = f"{column.cell.name}, {number.entry.row.name}: {_difference(column, number)}."
                     said.append(f"{told} {explained(self.reasons.get(number.id))}")
         return said
 
@@ -296,12 +301,17 @@ def _shown(number: Number) -> bool:
     return number.published is not None or bool(number.ours or number.failed)
 
 
-def _label(column: Column) -> str:
-    return column.cell.label or column.cell.id
+def _names(columns: Iterable[Column], text: Callable[[Column], str]) -> dict[str, str]:
+    """Return the columns' names by what is said of them, those of which nothing is said left out."""
+    groups: dict[str, list[str]] = {}
+    for column in columns:
+        if said := text(column):
+            groups.setdefault(said, []).append(column.cell.name)
+    return {said: "; ".join(names) for said, names in groups.items()}
 
 
 def _head(column: Column) -> str:
-    return _label(column) + (" (not run)" if column.cell.missing else " (stand-in)" if column.stand_in else "")
+    return column.cell.name + (" (not run)" if column.cell.missing else " (stand-in)" if column.stand_in else "")
 
 
 def _decimals(column: Column, number: Number) -> int:

@@ -122,21 +122,31 @@ def _lacking(job: Job, root: Path) -> list[Entry]:
     return [entry for entry in job.entries if not answers(results.at(root, entry, seed), job, entry)]
 
 
-def adopt(jobs: Iterable[Job], root: Path) -> int:
-    """Give entries the results that another table has of the same training and reading; return how many."""
+def adoptable(jobs: Iterable[Job], there: Iterable[Result]) -> tuple[list[tuple[Entry, Result]], list[Job]]:
+    """Return the entries whose result another table has, of the same training and reading, and the jobs left."""
     known: dict[tuple[str, int], list[Result]] = {}
-    for result in results.everything(root):
+    for result in there:
         known.setdefault((result.content["settings"]["algorithm"]["name"], result.seed), []).append(result)
-    count = 0
+    found, left = [], []
     for job in jobs:
+        others = known.get((job.experiment.algorithm_name, job.experiment.seed), [])
+        lacking = []
         for entry in job.entries:
-            others = known.get((job.experiment.algorithm_name, job.experiment.seed), [])
             same = next((other for other in others if answers(other, job, entry) and _readable(other, entry)), None)
-            if same is not None:
-                about = {"table": entry.table, "cell": entry.id, "adopted_from": _name(same), "shared_with": []}
-                results.write(root, entry, same.content | about)
-                count += 1
-    return count
+            if same is None:
+                lacking.append(entry)
+            else:
+                found.append((entry, same))
+        if lacking:
+            left.append(dataclasses.replace(job, entries=tuple(lacking)))
+    return found, left
+
+
+def adopt(found: Iterable[tuple[Entry, Result]], root: Path) -> None:
+    """Give entries the results of other tables."""
+    for entry, same in found:
+        about = {"table": entry.table, "cell": entry.id, "adopted_from": _name(same), "shared_with": []}
+        results.write(root, entry, same.content | about)
 
 
 def _readable(result: Result, entry: Entry) -> bool:
@@ -158,14 +168,14 @@ def _name(result: Result) -> str:
 class Clock:
     """Guesses a training's seconds: those of its kind before, else a typical one of its file times its method's ratio.
 
-    All is learned from results, of this sweep and of earlier ones.
+    All is learned from results of the same kind of device, of this sweep and of earlier ones.
     """
 
-    def __init__(self, known: Iterable[Result] = ()) -> None:
-        """Learn from results."""
+    def __init__(self, known: Iterable[Result] = (), cpu: bool = True) -> None:
+        """Learn from results that were made on the CPU, or from those that were not."""
         self._seconds: dict[tuple[str, str], list[float]] = {}  # by file and method
         for result in known:
-            if not result.content.get("adopted_from"):
+            if not result.content.get("adopted_from") and (result.content["environment"]["device"] == "cpu") == cpu:
                 file = file_of(result.content["table"], result.content.get("base", ""))
                 self.learn(file, result.content["settings"]["algorithm"]["name"], result.content["seconds"])
 

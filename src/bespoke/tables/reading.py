@@ -6,6 +6,7 @@ from bespoke import __version__
 from bespoke.errors import UserError
 from bespoke.records import RunFolder
 from bespoke.report.summary import SELECTIONS, Evaluations, totals
+from bespoke.runs.experiment import Experiment
 from bespoke.runs.results import Run
 from bespoke.tables.plan import Job
 from bespoke.tables.results import modules_of, source_hash
@@ -30,9 +31,9 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
     if entry.metric and entry.metric not in found.higher:
         raise UserError(f"{entry.id}: the run recorded no {entry.metric}; it has {', '.join(found.higher)}")
     environment = run.folder.read_json("environment.json")
-    about = totals(run.folder)
+    told = totals(run.folder)
     return {
-        **_identity(job, entry),
+        **about(entry, job.experiment, job.source),
         "status": "done",
         "view": view,
         "headline": found.views[0],
@@ -43,8 +44,8 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
         "higher": found.higher,
         "clients": _clients(folder, view, number),
         "curve": _curve(found, view, entry),
-        "totals": {key: value for key, value in about.items() if key != "notes"},
-        "notes": list(dict.fromkeys([*evaluated.notes, *about["notes"]])),
+        "totals": {key: value for key, value in told.items() if key != "notes"},
+        "notes": list(dict.fromkeys([*evaluated.notes, *told["notes"]])),
         **({"probe": probe} if probe is not None else {}),
         "source": _source(job, environment.get("git")),
         "environment": {key: environment[key] for key in _ENVIRONMENT if key in environment},
@@ -56,17 +57,18 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
 def failure(job: Job, entry: Entry, sentence: str) -> dict[str, Any]:
     """Return the content of the result file of an entry whose run failed."""
     told = {"status": "failed", "error": sentence, "view": entry.view, "source": _source(job, None), "seconds": 0.0}
-    return _identity(job, entry) | told
+    return about(entry, job.experiment, job.source) | told
 
 
-def _identity(job: Job, entry: Entry) -> dict[str, Any]:
+def about(entry: Entry, experiment: Experiment, source: str) -> dict[str, Any]:
+    """Return what every result file begins with: its place, and the settings with their source."""
     return {
         "table": entry.table,
         "cell": entry.id,
-        "seed": job.experiment.seed,
+        "seed": experiment.seed,
         "base": entry.cell.base,
-        "settings": job.experiment.tables(),
-        "settings_from": job.source.rpartition("experiments/")[2],
+        "settings": experiment.tables(),
+        "settings_from": source.rpartition("experiments/")[2],
         "evaluate": list(entry.cell.evaluate),
     }
 

@@ -233,8 +233,8 @@ def _changes(table: Table) -> list[str]:
     said = [f"- every column: {', '.join(common)}"] if common else []
     for cell, own in zip(cells, parts, strict=True):
         if rest := [part for part in own if part not in common]:
-            said.append(f"- {for_markdown(cell.label or cell.id)}: {', '.join(rest)}")
-    said += [f"- {for_markdown(row.label or row.id)}: {_code(row.set)}" for row in table.rows if row.set]
+            said.append(f"- {for_markdown(cell.name)}: {', '.join(rest)}")
+    said += [f"- {for_markdown(row.name)}: {_code(row.set)}" for row in table.rows if row.set]
     return ["", *said] if said else []
 
 

@@ -12,11 +12,18 @@ from bespoke.errors import UserError, shown
 from bespoke.files import experiments_folder, read_settings
 from bespoke.registry import closest
 from bespoke.report.groups import GROUPS
-from bespoke.report.metrics import Aggregates
 from bespoke.report.summary import SELECTIONS
 
 KINDS = ("run", "derived", "benchmark")
-STATISTICS = tuple(f.name for f in dataclasses.fields(Aggregates) if f.name not in ("clients", "excluded"))
+STATISTICS = {  # of the clients' metrics, in words
+    "pooled": "pooled over all test rows",
+    "mean": "mean over clients",
+    "std": "standard deviation over clients (ddof 1)",
+    "std0": "standard deviation over clients (ddof 0)",
+    "worst10": "mean of the worst tenth of the clients",
+    "top10_samples": "pooled over the tenth of the clients with the most rows",
+    "cv": "standard deviation over clients divided by the pooled value",
+}
 _ID = re.compile(r"[a-z0-9][a-z0-9_.+-]*")
 _FIELDS = {"from": "sources"}  # a key that cannot be a field
 _NAMES = {field: key for key, field in _FIELDS.items()}
@@ -39,6 +46,11 @@ class Row:
     metric: str = ""
     statistic: str = ""
     selection: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        return self.label or self.id
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,11 @@ class Cell:
     how: str = ""  # what a derived cell or a benchmark computes
     of: tuple[str, ...] = ()  # the cells that it is derived from, "CELL" or "TABLE:CELL"
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # [cell.from]: other rows, by row
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        return self.label or self.id
 
 
 @dataclass(frozen=True)
@@ -135,11 +152,6 @@ class Table:
     published_over: str = ""
     rows: tuple[Row, ...] = ()
     cells: tuple[Cell, ...] = ()
-
-    @property
-    def folder(self) -> Path:
-        """The paper's folder of run files."""
-        return self.path.parents[1]
 
     @property
     def doc(self) -> str:
@@ -302,7 +314,7 @@ def _check(table: Table) -> None:
             raise UserError(f"{own}: does not say how it is computed: add how = ...")
     for entry in table.entries:
         own = f"{where}: cell {entry.id}"
-        _check_choice(entry.statistic, STATISTICS, f"{own}: statistic")
+        _check_choice(entry.statistic, tuple(STATISTICS), f"{own}: statistic")
         _check_choice(entry.group.partition(":")[0], tuple(GROUPS), f"{own}: group")
         _check_choice(entry.selection, tuple(SELECTIONS), f"{own}: selection")
 

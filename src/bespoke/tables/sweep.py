@@ -10,8 +10,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from bespoke.errors import UserError
+from bespoke.runs.api import pick_device
 from bespoke.tables import results, worker
-from bespoke.tables.plan import Clock, Job, adopt, file_of, unfinished
+from bespoke.tables.plan import Clock, Job, adopt, adoptable, file_of, unfinished
 from bespoke.tables.worker import Place
 
 _RESERVE = 2.0  # seconds before the end of a budget in which a round may end and a checkpoint be written
@@ -69,10 +70,12 @@ def sweep(
     then.
     """
     deadline = None if budget is None else time.monotonic() + budget
-    left, total = unfinished(jobs, place.root), count(jobs)
-    state = State(total=total, before=total - count(left), adopted=adopt(left, place.root))
-    clock = Clock(results.everything(place.root))
-    state.waiting = _longest_first(unfinished(left, place.root), clock)
+    there, lacking, total = [*results.everything(place.root)], unfinished(jobs, place.root), count(jobs)
+    found, left = adoptable(lacking, there)
+    adopt(found, place.root)
+    clock = Clock(there, pick_device(place.device).type == "cpu")
+    state = State(total=total, before=total - count(lacking), adopted=len(found))
+    state.waiting = _longest_first(left, clock)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     workers: list[_Worker] = []

@@ -8,16 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from bespoke.report.groups import people
 from bespoke.report.summary import SELECTIONS
 from bespoke.tables.beside import Beside, Number
+from bespoke.tables.spec import STATISTICS
 
-_STATISTICS = {
-    "pooled": "pooled over all test rows",
-    "mean": "mean over clients",
-    "std": "standard deviation over clients (ddof 1)",
-    "std0": "standard deviation over clients (ddof 0)",
-    "worst10": "mean of the worst tenth of the clients",
-    "top10_samples": "pooled over the tenth of the clients with the most rows",
-    "cv": "standard deviation over clients divided by the pooled value",
-}
 _DERIVED = {
     "best": "the best of {of}",
     "mean": "the mean of {of}",
@@ -63,7 +55,7 @@ def _grouped(numbers: Sequence[Number], text: Callable[[Number], str]) -> list[t
 
 
 def _what(number: Number) -> str:
-    return f"test {number.metric}{' in %' if number.percent else ''}, {_STATISTICS[number.entry.statistic]}"
+    return f"test {number.metric}{' in %' if number.percent else ''}, {STATISTICS[number.entry.statistic]}"
 
 
 def _people(number: Number) -> str:
@@ -82,12 +74,12 @@ def _derivation(number: Number, beside: Beside) -> str | None:
     """Return how a number is computed; None if it is read from a run."""
     row, cell = number.entry.row, number.entry.cell
     if row.best_of:
-        labels = {each.id: each.label or each.id for each in beside.table.rows}
+        labels = {each.id: each.name for each in beside.table.rows}
         return f"the best of {' and '.join(labels[id] for id in row.best_of)}, chosen on the test rows"
     if cell.kind == "benchmark":
         return _BENCHMARKS.get(cell.how, cell.how)
     if cell.kind == "derived" and cell.how in _DERIVED:
-        labels = {each.id: each.label or each.id for each in beside.table.cells}
+        labels = {each.id: each.name for each in beside.table.cells}
         named = " and ".join(labels.get(name, name) for name in cell.of)
         return _DERIVED[cell.how].format(of=named if 0 < len(cell.of) < 4 else f"{len(cell.of) or 2} columns")
     return None
@@ -101,7 +93,7 @@ def _whole(some: Sequence[Number], all: Sequence[Number]) -> str:
     for name in ("row", "cell"):
         parts = {getattr(number.entry, name).id: getattr(number.entry, name) for number in some}
         if own == {number.entry.id for number in all if getattr(number.entry, name).id in parts}:
-            return "; ".join(part.label or part.id for part in parts.values())
+            return "; ".join(part.name for part in parts.values())
     return "; ".join(sorted(own))
 
 
