@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,17 @@ def test_a_program_started_meanwhile_does_not_inherit_the_lock(tmp_path):
             FolderLock(tmp_path).close()
         finally:
             other.kill()
+
+
+def test_a_holder_that_signs_a_moment_later_is_named(tmp_path):
+    lock = FolderLock(tmp_path)
+    (tmp_path / LOCK).write_text("")
+    timer = threading.Timer(0.05, lock._sign)
+    timer.start()
+    with pytest.raises(UserError, match=f"pid {os.getpid()}"):
+        FolderLock(tmp_path)
+    timer.join()
+    lock.close()
 
 
 def test_removing_the_lock_file_does_not_let_a_second_run_in(tmp_path):

@@ -51,9 +51,18 @@ class InUse(UserError):
 
 def _in_use(folder: Path, descriptor: int) -> InUse:
     """Return the mistake of a folder that another process holds, whose name the lock's file has."""
-    told = os.pread(descriptor, 300, 0).decode(errors="replace") if not _is_folder(descriptor) else ""
-    holder = told.partition("\n")[0].removeprefix(_MARK) or "of unknown name"
+    holder = (not _is_folder(descriptor) and _holder(descriptor)) or "of unknown name"
     return InUse(f"{folder} is in use by another process ({holder}): wait until it has ended, or choose another folder")
+
+
+def _holder(descriptor: int) -> str:
+    """Return who signed the lock's file; whoever took the lock this moment signs it in the next."""
+    for pause in (0.02, 0.1, 0.5, 0.0):
+        told = os.pread(descriptor, 300, 0).decode(errors="replace").partition("\n")[0].removeprefix(_MARK)
+        if told:
+            return told
+        time.sleep(pause)
+    return ""
 
 
 def _is_folder(descriptor: int) -> bool:
