@@ -1,5 +1,6 @@
 """A sweep: one training for several cells, results that are whole or not there, and nothing run twice."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -11,13 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import small_runs
 from small_tables import RUN, TABLE, write
 
 from bespoke.errors import UserError
 from bespoke.report.summary import Evaluations
 from bespoke.runs import api
+from bespoke.runs.lock import FolderLock
 from bespoke.tables import plan, reading, results, spec, worker
-from bespoke.tables.sweep import State, sweep
+from bespoke.tables.sweep import State, _heard, _longest_first, _may_start, _Worker, sweep
 from bespoke.tables.worker import Place
 
 
@@ -175,17 +178,59 @@ def test_a_damaged_folder_is_begun_again(table, place):
     assert carry_out(job, place) == worker.DONE
 
 
-def test_a_training_that_another_process_is_at_is_left_alone(table, place):
+@pytest.mark.parametrize("where", ["work", "results/.running"])
+def test_a_training_that_another_process_is_at_is_left_alone(table, place, where, tmp_path):
+    """It may be of a sweep that works in another folder, for the same results."""
     (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
-    from bespoke.runs.lock import FolderLock
-
-    (place.work / job.key).mkdir(parents=True)
-    lock = FolderLock(place.work / job.key)
+    claim = tmp_path / where / job.key
+    claim.mkdir(parents=True)
+    lock = FolderLock(claim)
     with pytest.raises(worker.Busy):
         carry_out(job, place)
     lock.close()
     assert carry_out(job, place) == worker.DONE
     assert carry_out(job, place) == worker.ELSEWHERE  # it is done, and not done twice
+    assert not list((tmp_path / "results/.running").iterdir())
+
+
+def test_a_result_of_a_training_elsewhere_is_taken_once_it_is_there(table, place, tmp_path):
+    """Another sweep was at the same training for a table of its own."""
+    path = write(tmp_path)
+    other = spec.read(path.rename(path.with_name("t9.toml")))
+
+    (job,) = plan.jobs(plan.chosen(other, ["fedavg"], ["a"]), [0])
+    claim = place.root / worker.RUNNING / job.key
+    claim.mkdir(parents=True)
+    lock = FolderLock(claim)
+
+    def show(state):
+        if state.elsewhere:
+            lock.close()
+            carry_out(plan.job_of(table.entry("a/fedavg"), 0), place)
+
+    state = sweep([job], place, show=show)
+    assert (state.adopted, state.done, state.elsewhere) == (1, 1, [])
+
+
+def test_cells_whose_time_is_read_run_alone_and_say_so(tmp_path, place):
+    changed = TABLE.replace('id = "a"', 'id = "a"\nalone = true')
+    table = spec.read(write(tmp_path, changed))
+    jobs = plan.jobs(plan.chosen(table, ["fedavg"]), [0])
+    waiting = _longest_first(jobs, plan.Clock())
+    assert [job.alone for job in waiting] == [False, True]
+    busy = {"x": (waiting[0], 0.5)}
+    assert not _may_start(State(waiting=waiting[1:], running=busy)) and _may_start(State(waiting=waiting[1:]))
+    assert _may_start(State(waiting=waiting[:1], running=busy))
+    assert not _may_start(State(waiting=waiting[:1], running={"x": (waiting[1], 0.5)}))
+    for job in jobs:
+        carry_out(job, replace(place, processes=3))
+    found = [of_cell(table, place, f"{id}/fedavg").content["environment"]["side_by_side"] for id in ("a", "b")]
+    assert found == [1, 3] and not plan.unfinished(jobs, place.root)
+    path = of_cell(table, place, "a/fedavg").path
+    path.write_text(path.read_text().replace('"side_by_side": 1', '"side_by_side": 2'))
+    assert [job.alone for job in plan.unfinished(jobs, place.root)] == [True]
+    with pytest.raises(UserError, match="alone must be true or false, not 1"):
+        spec.read(write(tmp_path, changed.replace("alone = true", "alone = 1")))
 
 
 # --- a whole sweep --------------------------------------------------------------------------------------------------
@@ -209,6 +254,21 @@ def test_a_failing_cell_is_recorded_and_the_others_go_on(tmp_path, place):
 def test_a_sweep_without_time_leaves_all_for_later(table, place):
     state = sweep(plan.jobs(table.entries, [0]), place, budget=1.0)
     assert state.out_of_time and state.left == 5 and not state.failed
+
+
+def test_the_end_of_a_budget_leaves_time_for_a_round():
+    now = time.monotonic()
+    each = _Worker(None, None, heard=now - 5.0)
+    assert each.round_seconds == pytest.approx(5.0, abs=1.0)  # its first round has not ended yet
+    each.heard, each.longest = now, 3.0
+    assert each.round_seconds == 3.0
+
+
+def test_a_cell_that_cannot_be_written_fails_alone(table, place):
+    (place.root / "paper" / "t1" / "a").mkdir(parents=True)
+    (place.root / "paper" / "t1" / "a" / "fedavg").touch()
+    state = sweep(plan.jobs(plan.chosen(table, ["fedavg"]), [0]), place)
+    assert state.done == 2 and [job.entries[0].id for job, _ in state.failed] == ["a/fedavg"]
 
 
 LONG = RUN.replace("rounds = 4", "rounds = 60").replace("every = 2", "every = 30")
@@ -277,8 +337,6 @@ def test_the_dead_are_reported_and_replaced(table, place, monkeypatch):
         def close(self):
             pass
 
-    from bespoke.tables.sweep import _heard, _Worker
-
     state.running[job.key] = job, 0.0
     assert not _heard(_Worker(Dead(), Closed(), job), state, clock, place.root)
     assert [why for _, why in state.failed] == ["its process was ended by signal 9"]
@@ -287,7 +345,6 @@ def test_the_dead_are_reported_and_replaced(table, place, monkeypatch):
 
 def test_a_failed_worker_gets_no_other_job(table, place):
     """It may take a while to leave its device."""
-    from bespoke.tables.sweep import _heard, _Worker
 
     class Slow:
         alive = True
@@ -367,16 +424,22 @@ def test_a_stopped_start_is_no_start(tmp_path, place):
     assert not list(place.work.glob("starts/*.safetensors"))
 
 
-def test_seconds_are_guessed_from_what_has_run(table):
-    found = {(job.entries[0].id, job.experiment.seed): job for job in plan.jobs(table.entries, [0])}
+def test_seconds_are_guessed_from_what_has_run(table, tmp_path):
+    found = {job.entries[0].id: job for job in plan.jobs(table.entries, [0])}
     clock = plan.Clock()
-    assert clock.guess(found["a/fedavg", 0]) is None
-    clock.learn("other", "fedavg", 10.0)
-    clock.learn("other", "fedper", 30.0)
-    assert clock.guess(found["a/fedper", 0]) == 30.0
-    clock.learn("paper/small", "fedavg", 5.0)
-    assert clock.guess(found["b/fedavg", 0]) == 5.0
-    assert clock.guess(found["b/fedper", 0]) == pytest.approx(5.0 * 30.0 / 15.0)
+    other = plan.jobs(spec.find("pfedvmp/t1").entries[:2], [0])  # of another file: FedAvg and one more
+    clock.learn(other[0], 10.0)
+    assert clock.guess(found["a/fedavg"]) is None
+    clock.learn(found["a/fedavg"], 5.0)
+    assert clock.guess(found["a/fedavg"]) == clock.guess(found["b/fedavg"]) == 5.0
+    assert clock.guess(found["a/fedper"]) == 5.0  # as the file's others
+    longer = spec.read(write(tmp_path, TABLE.replace('"data.alpha=0.1"', '"training.rounds=40"')))
+    assert clock.guess(plan.job_of(longer.entry("b/fedavg"), 0)) == pytest.approx(50.0)
+    fedper = plan.job_of(longer.entry("b/fedper"), 0)
+    elsewhere = dataclasses.replace(fedper, entries=(dataclasses.replace(fedper.entries[0], table="paper2/t1"),))
+    clock.learn(dataclasses.replace(elsewhere, experiment=found["a/fedavg"].experiment), 2.0)
+    clock.learn(dataclasses.replace(elsewhere, experiment=found["a/fedper"].experiment), 6.0)
+    assert clock.guess(found["a/fedper"]) == pytest.approx(5.0 * 6.0 / 4.0)  # dearer than its file's others there
 
 
 def test_seconds_of_another_device_tell_nothing(table, place):
@@ -385,6 +448,20 @@ def test_seconds_of_another_device_tell_nothing(table, place):
     there = [*results.everything(place.root)]
     assert plan.Clock(there).guess(job) == there[0].content["seconds"]
     assert plan.Clock(there, cpu=False).guess(job) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (["--precision", "fp8"], "there is no precision 'fp8': use one of fp32, tf32, bf16"),
+        (["--backend", "fast"], "there is no backend 'fast': use one of batched, loop or auto"),
+        (["--budget", "nan"], "--budget takes seconds, not nan"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_is_run(option, sentence, tmp_path):
+    path = write(tmp_path)
+    assert small_runs.command("sweep", path, "--results", tmp_path / "results", *option).sentence == sentence
+    assert not (tmp_path / "results").exists()
 
 
 def test_nothing_to_run_is_said(tmp_path):

@@ -1,6 +1,7 @@
 """The papers' tables on the command line: sweep runs what a table lacks, table shows it. Imports are inside."""
 
 import json
+import math
 import sys
 import tempfile
 import time
@@ -41,19 +42,29 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run the cells of a table that have no result yet; finished ones are skipped, half-done ones resumed."""
+    begin = time.monotonic()
+    if budget is not None and not math.isfinite(budget):
+        raise UserError(f"--budget takes seconds, not {budget}")
+    import torch
+
+    from bespoke.runs.api import pick_backend, pick_device, pick_precision
     from bespoke.tables import counting, plan, spec
     from bespoke.tables.sweep import place_at
     from bespoke.tables.sweep import sweep as carry_out
     from bespoke.tables.tiny import tiny as as_tiny
 
+    where = pick_device(device)  # a mistake is told before anything is planned
+    pick_backend(backend, where)
+    pick_precision(precision, where, torch.get_default_dtype())
     read = [spec.find(name) for name in dict.fromkeys(table)]
     entries = [entry for each in read for entry in plan.chosen(each, methods or (), cells or ())]
     counted = 0 if methods or tiny or dry else counting.count(read, results, cells or ())
     if counted and not entries:
-        print(f"{counted} numbers counted; nothing of this is trained")
+        print(json.dumps({"counted": counted}) if as_json else f"{counted} numbers counted; nothing of this is trained")
         return
     if not entries:
-        raise UserError(f"{', '.join(each.name for each in read)}: nothing of this is run; see bespoke table")
+        names = ", ".join(each.name for each in read)
+        raise UserError(f"{names}: nothing of this is trained; bespoke table or bespoke figure shows it")
     wanted = plan.jobs(entries, dict.fromkeys(seeds or [0]))
     with ExitStack() as held:
         if tiny:
@@ -66,10 +77,10 @@ def sweep(
         place = place_at(results, work, device, precision, backend)
         stopped = held.enter_context(progress.stopping())
         show = held.enter_context(_shown(quiet or as_json))
-        begin = time.monotonic()
-        state = carry_out(wanted, place, processes=jobs, budget=budget, stopped=stopped, show=show)
+        left = None if budget is None else budget - (time.monotonic() - begin)
+        state = carry_out(wanted, place, processes=jobs, budget=left, stopped=stopped, show=show)
     seconds = time.monotonic() - begin
-    _print_end(state, seconds, as_json)
+    _print_end(state, seconds, as_json, tiny)
     if state.interrupted:
         raise typer.Exit(stopped.code)
     if state.failed:
@@ -137,13 +148,14 @@ def _print_plan(jobs: list[Any], root: Path, device: str) -> None:
     print(f"{len(left)} trainings for {sum(len(job.entries) for job in left)} cells{taken}")
 
 
-def _print_end(state: Any, seconds: float, as_json: bool) -> None:
+def _print_end(state: Any, seconds: float, as_json: bool, tiny: bool) -> None:
     """Print how a sweep ended."""
     elsewhere = sum(len(job.entries) for job in state.elsewhere)
     if as_json:
         failed = [{"cells": [entry.id for entry in job.entries], "error": why} for job, why in state.failed]
         told = {"cells": state.total, "done": state.done, "before": state.before, "adopted": state.adopted}
-        print(json.dumps(told | {"failed": failed, "elsewhere": elsewhere, "left": state.left, "seconds": seconds}))
+        told |= {"failed": failed, "elsewhere": elsewhere, "left": state.left, "cut": state.cut, "seconds": seconds}
+        print(json.dumps(told))
         return
     for job, why in state.failed:
         print(visible(f"failed: {', '.join(entry.id for entry in job.entries)}: {why}"), file=sys.stderr)
@@ -153,7 +165,9 @@ def _print_end(state: Any, seconds: float, as_json: bool) -> None:
     parts += [f"{elsewhere} are run by another sweep"] if elsewhere else []
     if state.left:
         why = "interrupted" if state.interrupted else "out of time"
-        parts.append(f"{state.left} left ({why}, all saved: run the same command again)")
+        parts.append(f"{state.left} left ({why}: {'nothing is kept' if tiny else 'run the same command again'})")
+    if state.cut and not tiny:
+        parts.append(f"{state.cut} trainings were ended within a round and go on from their last checkpoint, if any")
     print("; ".join([*parts, f"{seconds:.0f} s"]))
 
 

@@ -26,6 +26,14 @@ _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse a precision that there is not, or not on this device."""
+    if precision not in PRECISIONS:
+        raise UserError(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+    if precision != "fp32" and device.type != "cuda":
+        raise UserError(f"precision {precision} needs a CUDA device: use fp32 on the CPU")
+
+
 @contextlib.contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
     """Let CUDA compute in this precision, deterministically, while the context lasts.
@@ -89,10 +97,7 @@ class Task:
 
         ``key`` [2] is that of :meth:`init`; it matters if ``build`` draws constants.
         """
-        if precision not in PRECISIONS:
-            raise UserError(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-        if precision != "fp32" and torch.device(device).type != "cuda":
-            raise UserError(f"precision {precision} needs a CUDA device: use fp32 on the CPU")
+        check_precision(precision, torch.device(device))
         self._build = build
         self.precision = precision
         self.num_outputs = num_outputs

@@ -18,7 +18,7 @@ from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData
 from bespoke.core.objective import OBJECTIVES, Metric, Objective, ObjectiveSettings
 from bespoke.core.settings import Training
-from bespoke.core.task import Task
+from bespoke.core.task import Task, check_precision
 from bespoke.core.tree import Tree
 from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
@@ -102,6 +102,7 @@ def pick_precision(precision: str, device: torch.device, dtype: torch.dtype) -> 
     if precision == "auto":
         able = device.type == "cuda" and dtype == torch.float32 and torch.cuda.get_device_capability(device) >= (8, 0)
         return "bf16" if able else "fp32"
+    check_precision(precision, device)
     return precision
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,11 @@ class Job:
     def key(self) -> str:
         """A hash of the full settings: trainings with the same key are the same."""
         return hashlib.sha256(json.dumps(self.experiment.tables(), sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it needs the machine to itself."""
+        return any(entry.cell.alone for entry in self.entries)
 
     @property
     def title(self) -> str:
@@ -99,6 +104,7 @@ def answers(result: Result | None, job: Job, entry: Entry) -> bool:
         and told["view"] == (entry.view or told["headline"])
         and told["group"] == entry.group
         and (not entry.cell.probe or entry.cell.probe in told.get("probe", {}))
+        and (not entry.cell.alone or told["environment"].get("side_by_side") == 1)
         and same_settings(told["settings"], job.experiment)
     )
 
@@ -166,37 +172,53 @@ def _name(result: Result) -> str:
 
 
 class Clock:
-    """Guesses a training's seconds: those of its kind before, else a typical one of its file times its method's ratio.
+    """Guesses a training's seconds from those of its run file, on the same kind of device, by their rounds and steps.
 
-    All is learned from results of the same kind of device, of this sweep and of earlier ones.
+    Where the method has not run there, the file's typical training counts, times the method's ratio elsewhere.
     """
 
     def __init__(self, known: Iterable[Result] = (), cpu: bool = True) -> None:
         """Learn from results that were made on the CPU, or from those that were not."""
-        self._seconds: dict[tuple[str, str], list[float]] = {}  # by file and method
+        self._rates: dict[tuple[str, str], list[float]] = {}  # seconds of a unit of work, by file and method
         for result in known:
-            if not result.content.get("adopted_from") and (result.content["environment"]["device"] == "cpu") == cpu:
-                file = file_of(result.content["table"], result.content.get("base", ""))
-                self.learn(file, result.content["settings"]["algorithm"]["name"], result.content["seconds"])
+            told = result.content
+            if not told.get("adopted_from") and (told["environment"]["device"] == "cpu") == cpu:
+                self._learn(file_of(told["table"], told.get("base", "")), told["settings"], told["seconds"])
 
-    def learn(self, base: str, method: str, seconds: float) -> None:
+    def learn(self, job: Job, seconds: float) -> None:
         """Note how long a training took."""
-        self._seconds.setdefault((base, method), []).append(seconds)
+        self._learn(_file(job), job.experiment.tables(), seconds)
+
+    def _learn(self, file: str, settings: Mapping[str, Any], seconds: float) -> None:
+        self._rates.setdefault((file, settings["algorithm"]["name"]), []).append(seconds / _work(settings))
 
     def guess(self, job: Job) -> float | None:
-        """Return the seconds that a job may take; None if nothing like it has run."""
-        base, method = file_of(job.entries[0].table, job.entries[0].cell.base), job.experiment.algorithm_name
-        if (base, method) in self._seconds:
-            return statistics.median(self._seconds[base, method])
-        ratio = self._typical([key for key in self._seconds if key[1] == method])
-        of_base = self._typical([key for key in self._seconds if key[0] == base])
-        overall = self._typical(list(self._seconds))
-        if of_base is not None:
-            return of_base * (ratio / overall if ratio and overall else 1.0)
-        return ratio or overall
+        """Return the seconds that a job may take; None if nothing of its file has run."""
+        file, method, work = _file(job), job.experiment.algorithm_name, _work(job.experiment.tables())
+        if (file, method) in self._rates:
+            return work * self._typical([(file, method)])
+        if not (own := self._of(file)):
+            return None
+        elsewhere = [key for key in self._rates if key[1] == method]
+        ratios = [self._typical([key]) / self._typical(self._of(key[0])) for key in elsewhere]
+        return work * self._typical(own) * (statistics.fmean(ratios) if ratios else 1.0)
 
-    def _typical(self, keys: Sequence[tuple[str, str]]) -> float | None:
-        return statistics.fmean(statistics.median(self._seconds[key]) for key in keys) if keys else None
+    def _of(self, file: str) -> list[tuple[str, str]]:
+        return [key for key in self._rates if key[0] == file]
+
+    def _typical(self, keys: Sequence[tuple[str, str]]) -> float:
+        return statistics.fmean(statistics.median(self._rates[key]) for key in keys)
+
+
+def _work(settings: Mapping[str, Any]) -> float:
+    """Return how much is trained, in passes of one client over its rows; of one run file these can be compared."""
+    training, data = settings["training"], settings["data"]
+    share = training["rate"] * data["subsample"] * data["keep"]
+    return max(1.0, training["rounds"] * (training["steps"] or training["epochs"]) * share)
+
+
+def _file(job: Job) -> str:
+    return file_of(job.entries[0].table, job.entries[0].cell.base)
 
 
 def file_of(table: str, base: str) -> str:

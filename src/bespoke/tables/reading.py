@@ -12,7 +12,17 @@ from bespoke.tables.plan import Job
 from bespoke.tables.results import modules_of, source_hash
 from bespoke.tables.spec import Entry
 
-_ENVIRONMENT = ("device", "precision", "dtype", "backend", "torch", "python", "platform", "device_seconds")
+_ENVIRONMENT = (
+    "device",
+    "precision",
+    "dtype",
+    "backend",
+    "torch",
+    "python",
+    "platform",
+    "side_by_side",
+    "device_seconds",
+)
 
 
 def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, probe: Any = None) -> dict[str, Any]:

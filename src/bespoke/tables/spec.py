@@ -67,6 +67,7 @@ class Cell:
     evaluate: Settings = ()  # overrides for evaluating the trained run once more
     start: str = ""  # another entry of the table, "CELL/ROW", whose trained global model is [model] start
     probe: str = ""  # what else to take from the run
+    alone: bool = False  # whether its trainings have the machine to themselves, since their times are read
     view: str = ""
     group: str = ""
     metric: str = ""
@@ -247,6 +248,10 @@ def _value(value: Any, key: str, kind: Any, where: str) -> Any:
     """Return a value as its field has it: a string, a tuple of strings, or a table."""
     if kind is str:
         return _of(value, str, where, "a string")
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{where} must be true or false, not {shown(value)}")
+        return value
     if key == "of" and isinstance(value, str):
         value = [value]
     if kind in (Settings, tuple[str, ...]):

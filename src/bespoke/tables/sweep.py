@@ -1,6 +1,7 @@
 """Run what a table lacks: several processes, the longest trainings first, until all is done or the time is over."""
 
 import contextlib
+import dataclasses
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +13,11 @@ from pathlib import Path
 from bespoke.errors import UserError
 from bespoke.runs.api import pick_device
 from bespoke.tables import results, worker
-from bespoke.tables.plan import Clock, Job, adopt, adoptable, file_of, unfinished
+from bespoke.tables.plan import Clock, Job, adopt, adoptable, unfinished
 from bespoke.tables.worker import Place
 
-_RESERVE = 2.0  # seconds before the end of a budget in which a round may end and a checkpoint be written
+_RESERVE = 2.0  # seconds at least before the end of a budget in which a round may end and a checkpoint be written
+_ROUNDS = 1.5  # longest rounds that the reserve has room for
 _TEARDOWN = 10.0  # seconds that a failed worker has to leave its device
 _TICK = 0.5  # seconds between looks at the clock
 
@@ -34,6 +36,7 @@ class State:
     running: dict[str, tuple[Job, float]] = field(default_factory=dict)  # by key: the share that is done
     seconds_left: float | None = None  # a guess; None if nothing like it has run
     out_of_time: bool = False
+    cut: int = 0  # trainings that were ended within a round
     interrupted: bool = False
 
     @property
@@ -52,6 +55,14 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     job: Job | None = None
+    heard: float = 0.0  # when it was given its job, or last told of a round
+    rounds: int = 0  # of its job that it told of
+    longest: float = 0.0  # seconds from one such round to the next
+
+    @property
+    def round_seconds(self) -> float:
+        """How long a round of its job takes, as far as is known."""
+        return max(self.longest, time.monotonic() - self.heard)
 
 
 def sweep(
@@ -73,6 +84,7 @@ def sweep(
     there, lacking, total = [*results.everything(place.root)], unfinished(jobs, place.root), count(jobs)
     found, left = adoptable(lacking, there)
     adopt(found, place.root)
+    place = dataclasses.replace(place, processes=processes)
     clock = Clock(there, pick_device(place.device).type == "cpu")
     state = State(total=total, before=total - count(lacking), adopted=len(found))
     state.waiting = _longest_first(left, clock)
@@ -91,17 +103,21 @@ def sweep(
         while True:
             now = time.monotonic()
             state.interrupted = state.interrupted or stopped()
-            state.out_of_time = deadline is not None and now > deadline - _RESERVE
+            busy = [each for each in workers if each.job is not None]
+            reserve = max([_RESERVE, *(_ROUNDS * each.round_seconds for each in busy)])
+            state.out_of_time = state.out_of_time or (deadline is not None and now > deadline - reserve)
             if state.interrupted or state.out_of_time:
                 stop.set()
             if deadline is not None and now > deadline:
+                state.cut = len(busy)
                 break
-            for each in workers:
-                if each.job is None and state.waiting and not stop.is_set():
-                    _give(each, state)
-            while len(workers) < processes and state.waiting and not stop.is_set():
-                workers.append(start())
-                _give(workers[-1], state)
+            while not stop.is_set() and _may_start(state):
+                idle = next((each for each in workers if each.job is None), None)
+                if idle is None and len(workers) == processes:
+                    break
+                if idle is None:
+                    workers.append(idle := start())
+                _give(idle, state)
             state.seconds_left = _seconds_left(state, clock, processes)
             show(state)
             busy = [each for each in workers if each.job is not None]
@@ -113,10 +129,19 @@ def sweep(
                     workers.remove(each)
     finally:
         _end(workers)
-    others = unfinished(state.elsewhere, place.root)  # by now they may be done
+    others = unfinished(state.elsewhere, place.root)  # by now they may be done, also as cells of another table
+    found, left = adoptable(others, results.everything(place.root)) if others else ([], [])
+    adopt(found, place.root)
     state.before += count(state.elsewhere) - count(others)
-    state.elsewhere = others
+    state.adopted += len(found)
+    state.elsewhere = left
     return state
+
+
+def _may_start(state: State) -> bool:
+    """Return whether the next job may start beside those that run."""
+    running = [job for job, _ in state.running.values()]
+    return bool(state.waiting) and not (running and (state.waiting[0].alone or any(job.alone for job in running)))
 
 
 def count(jobs: Sequence[Job]) -> int:
@@ -125,13 +150,14 @@ def count(jobs: Sequence[Job]) -> int:
 
 
 def _longest_first(jobs: Sequence[Job], clock: Clock) -> list[Job]:
-    """Return the jobs by their guessed seconds; those about which nothing is known come first."""
+    """Return the jobs by their guessed seconds; those of which nothing is known come first, those run alone last."""
     guesses = {job.key: clock.guess(job) for job in jobs}
-    return sorted(jobs, key=lambda job: -(guesses[job.key] or float("inf")))
+    return sorted(jobs, key=lambda job: (job.alone, -(guesses[job.key] or float("inf"))))
 
 
 def _give(each: _Worker, state: State) -> None:
     each.job = state.waiting.pop(0)
+    each.heard, each.rounds, each.longest = time.monotonic(), 0, 0.0
     state.running[each.job.key] = each.job, 0.0
     with contextlib.suppress(BrokenPipeError):  # its end is noticed by whoever listens
         each.pipe.send(each.job)
@@ -151,6 +177,8 @@ def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
         what, told = worker.FAILED, sentence
     if what == worker.PROGRESS:
         state.running[job.key] = job, told[0] / told[1]
+        each.longest = each.round_seconds if each.rounds else 0.0  # the first comes after the start of the process
+        each.heard, each.rounds = time.monotonic(), each.rounds + 1
         return True
     del state.running[job.key]
     each.job = None
@@ -164,7 +192,7 @@ def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
         return what == worker.UNREAD
     if what == worker.DONE:
         state.finished.append(job)
-        clock.learn(file_of(job.entries[0].table, job.entries[0].cell.base), job.experiment.algorithm_name, told)
+        clock.learn(job, told)
     elif what == worker.ELSEWHERE:
         state.elsewhere.append(job)
     else:

@@ -25,6 +25,7 @@ from bespoke.runs.results import Run
 from bespoke.tables import probes, reading, results
 from bespoke.tables.plan import Job, unfinished
 
+RUNNING = ".running"  # a folder among the results, with one for each training that is going on
 DONE, STOPPED, ELSEWHERE = "done", "stopped", "elsewhere"
 PROGRESS, FAILED, UNREAD = "progress", "failed", "unread"  # after a failure the process ends
 
@@ -38,6 +39,7 @@ class Place:
     device: str = "auto"
     precision: str = "auto"
     backend: str = "auto"
+    processes: int = 1  # side by side
     checkpoint_every: int = 10
 
 
@@ -90,13 +92,16 @@ def carry_out(
 
     The run's folder is scratch: it is removed once every entry has its result, and begun again if it cannot be resumed.
     """
-    folder = place.work / job.key
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FolderLock(folder)
-    except InUse as error:
-        raise Busy from error
-    with contextlib.closing(lock):
+    folder, claim = place.work / job.key, place.root / RUNNING / job.key
+    for each in (folder, claim):
+        each.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        try:
+            for each in (claim, folder):  # beside the results, since another sweep may work elsewhere
+                held.enter_context(contextlib.closing(FolderLock(each)))
+        except InUse as error:
+            raise Busy from error
+        held.callback(shutil.rmtree, claim, ignore_errors=True)
         left = unfinished([job], place.root)
         if not left:  # another sweep has finished it meanwhile
             shutil.rmtree(folder, ignore_errors=True)
@@ -156,7 +161,7 @@ def _trained(
                 lambda event: begun.append(event.round),
                 lambda event: told(event.round, event.rounds),
             ],
-            about={"settings_from": job.source},
+            about={"settings_from": job.source, "side_by_side": 1 if job.alone else place.processes},
         )
         return None if run.summary["rounds"] < job.experiment.training.rounds and stop() else run
 
@@ -215,7 +220,8 @@ def _sentence(error: Exception) -> str:
 
 
 def fail(job: Job, root: Path, sentence: str) -> None:
-    """Record for every entry that has no result why there is none."""
+    """Record for every entry that has no result why there is none; where that cannot be written, it is only told."""
     for left in unfinished([job], root):
         for entry in left.entries:
-            results.write(root, entry, reading.failure(job, entry, sentence))
+            with contextlib.suppress(OSError, UserError):
+                results.write(root, entry, reading.failure(job, entry, sentence))
