@@ -16,7 +16,7 @@ from bespoke.tables import results, worker
 from bespoke.tables.plan import Clock, Job, adopt, adoptable, unfinished
 from bespoke.tables.worker import Place
 
-_RESERVE = 2.0  # seconds at least before the end of a budget in which a round may end and a checkpoint be written
+_RESERVE = 3.0  # seconds at least before the end of a budget in which a round may end and a checkpoint be written
 _ROUNDS = 1.5  # longest rounds that the reserve has room for
 _TEARDOWN = 10.0  # seconds that a failed worker has to leave its device
 _TICK = 0.5  # seconds between looks at the clock
