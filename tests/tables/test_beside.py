@@ -145,10 +145,10 @@ def test_a_counted_result_of_a_cell_that_is_now_run_is_left_out(root, table):
 
 def test_a_derived_number_tells_what_was_left_out_of_its_sources(tmp_path, root):
     table = paper_tables.make(tmp_path, paper_tables.TABLE + DERIVED.format(how="mean", of='["easy", "hard"]', more=""))
-    paper_tables.put(root, table, "easy/ditto", 0, 70.0, settings=paper_tables.other_settings(table, "easy/ditto"))
-    paper_tables.put(root, table, "hard/ditto", 0, 70.0)
+    paper_tables.put(root, table, "easy/ditto", 0, 70.0)
+    paper_tables.put(root, table, "hard/ditto", 0, 70.0, settings=paper_tables.other_settings(table, "hard/ditto"))
     found = number(root, table, "derived/ditto")
-    assert not found.ours and found.outdated == (("maker/t1", "easy/ditto", 0),)
+    assert not found.ours and found.outdated == (("maker/t1", "hard/ditto", 0),)
 
 
 def test_a_folder_that_is_not_there_is_told(table, tmp_path, monkeypatch):
