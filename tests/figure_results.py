@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import paper_tables
 
 from bespoke.tables import results, spec
 
@@ -31,16 +32,10 @@ def figure(folder: Path, text: str, name: str = "f1") -> spec.Table:
     return spec.read(path)
 
 
-def content(accuracies, rows=20, view="personal", **more):
-    """Return a result's content for clients with these accuracies."""
+def content(accuracies, rows=20, **more):
+    """Return what a result says of clients with these accuracies."""
     number = len(accuracies)
     told = {
-        "status": "done",
-        "settings": {"data": {"name": "digits"}, "training": {"epochs": 1}, "algorithm": {"name": "fedavg"}},
-        "evaluate": [],
-        "view": view,
-        "metric": "accuracy",
-        "higher": {"accuracy": True, "loss": False},
         "clients": {
             "client": list(range(number)),
             "group": ["train"] * number,
@@ -52,16 +47,14 @@ def content(accuracies, rows=20, view="personal", **more):
             },
             "logged": {},
         },
-        "curve": {"round": [], "pooled": [], "mean": [], "loss": []},
-        "source": {"method": None, "modules": []},
-        "environment": {"device": "NVIDIA H200", "precision": "bf16"},
     }
     return told | more
 
 
 def put(root: Path, table: spec.Table, entry: str, seed: int = 0, **told) -> Path:
-    """Write a result of an entry."""
-    return results.write(root, table.entry(entry), {"table": table.name, "cell": entry, "seed": seed, **told})
+    """Write a result of an entry, with the settings that the figure asks for."""
+    own = table.entry(entry)
+    return results.write(root, own, paper_tables.content(own, seed, [], **told))
 
 
 def rising(rounds, top, seed=0, noise=0.01, speed=40.0):

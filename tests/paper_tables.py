@@ -1,9 +1,12 @@
-"""A small paper with tables and results of its own, for tests of what is shown of them."""
+"""A small paper with tables and results of its own, for tests of what is shown of them.
+
+The results have the settings that their table asks for; only the numbers in them are made up.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from bespoke.tables import results, spec
+from bespoke.tables import plan, results, spec
 from bespoke.tables.spec import Entry, Table
 
 TABLE = """# A made-up table.
@@ -73,13 +76,28 @@ ours = 3.0
 
 
 def make(folder: Path, text: str = TABLE, name: str = "maker/t1") -> Table:
-    """Write a paper's folder with a run file and a table under `folder`/experiments, and read the table."""
+    """Write a paper's folder with a run file and a table under `folder`/experiments, and read the table.
+
+    `folder`/results is there, and empty at first.
+    """
     paper, _, stem = name.partition("/")
     tables = folder / "experiments" / paper / "tables"
     tables.mkdir(parents=True, exist_ok=True)
+    (folder / "results").mkdir(exist_ok=True)
     (tables.parent / "easy.toml").write_text("# Easy.\n[data]\nname = 'digits'\n")
     (tables / f"{stem}.toml").write_text(text)
     return spec.read(tables / f"{stem}.toml")
+
+
+def settings(entry: Entry, seed: int) -> dict[str, Any]:
+    """Return the settings with which the entry is run."""
+    return plan.job_of(entry, seed).experiment.tables() if entry.runs else {}
+
+
+def other_settings(table: Table, id: str, seed: int = 0) -> dict[str, Any]:
+    """Return settings with which the entry may have been run before."""
+    told = settings(table.entry(id), seed)
+    return told | {"training": told["training"] | {"lr": 0.123}}
 
 
 def content(entry: Entry, seed: int, values: list[float], **changes: Any) -> dict[str, Any]:
@@ -91,9 +109,10 @@ def content(entry: Entry, seed: int, values: list[float], **changes: Any) -> dic
         "seed": seed,
         "base": entry.cell.base,
         "status": "done",
-        "settings": {"seed": seed, "data": {"name": entry.cell.id}, "algorithm": {"name": entry.algorithm}},
+        "settings": settings(entry, seed),
         "evaluate": list(entry.cell.evaluate),
         "view": entry.view or "personal",
+        "headline": "personal",
         "selection": entry.selection,
         "group": entry.group,
         "round": 200,
@@ -110,6 +129,7 @@ def content(entry: Entry, seed: int, values: list[float], **changes: Any) -> dic
             },
             "logged": {},
         },
+        "curve": {"round": [], "pooled": [], "mean": [], "loss": []},
         "totals": {"rounds": 200, "bytes_up": 1000, "bytes_down": 2000, "round_seconds": 0.5, "refused": 0},
         "notes": [],
         "source": {"bespoke": "0", "commit": None, "modules": [], "method": None},
@@ -121,13 +141,16 @@ def content(entry: Entry, seed: int, values: list[float], **changes: Any) -> dic
 
 
 def put(root: Path, table: Table, id: str, seed: int, *values: float, **changes: Any) -> Path:
-    """Write a result of the entry "CELL/ROW"."""
+    """Write a result of the entry "CELL/ROW"; a benchmark's holds its value alone."""
     entry = table.entry(id)
-    return results.write(root, entry, content(entry, seed, list(values), **changes))
+    told = content(entry, seed, list(values), **changes)
+    if entry.cell.kind == "benchmark":
+        del told["clients"]
+    return results.write(root, entry, told)
 
 
-def fail(root: Path, table: Table, id: str, seed: int, sentence: str) -> Path:
+def fail(root: Path, table: Table, id: str, seed: int, sentence: str, **changes: Any) -> Path:
     """Write the result of a run that failed."""
-    told = content(table.entry(id), seed, [])
+    told = content(table.entry(id), seed, [], **changes)
     kept = {key: told[key] for key in ("table", "cell", "seed", "base", "settings", "evaluate", "view", "source")}
     return results.write(root, table.entry(id), kept | {"status": "failed", "error": sentence, "seconds": 0.0})

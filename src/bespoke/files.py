@@ -89,6 +89,14 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[byte
         raise write_error(Path(path), error, then) from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder unless it is there, or say in one sentence why that failed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path}: {error.strerror}; choose another one") from None
+
+
 def read_toml(path: Path, levels: int = _MOST_LEVELS) -> dict[str, Any]:
     """Return the tables of a file of settings; a ValueError says why it cannot be one, an OSError that it is not there.
 

@@ -67,9 +67,31 @@ def test_a_result_that_is_none_is_told(results):
     assert command("table", "pfedfda/t2").sentence.endswith("is no result of a table: remove it, and sweep again")
 
 
-def test_a_table_is_shown_without_torch(results):
-    code = "import sys; from bespoke.cli.main import app; app(['table', 'pfedfda/t2'], standalone_mode=False)"
+def test_a_damaged_result_of_another_table_is_not_read(results):
+    (results / "pfedfda/t2/cifar10_dir0.5/ditto/1.json").write_text("{}")
+    assert "pfedfda/t6" in ok("pfedfda/t6")
+
+
+def test_a_mistyped_folder_of_results_is_told(results, tmp_path, monkeypatch):
+    assert command("table", "pfedfda/t2", "--results", "nosuch").sentence.startswith("there is no folder nosuch")
+    assert command("table", "--results", "nosuch").sentence.startswith("there is no folder nosuch")
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")  # as a fresh checkout, which has no folder of results
+    assert "None of it has been run yet" in ok("pfedfda/t2") and "0 of 48" in ok()
+
+
+def test_a_table_without_results_is_shown_without_torch(results):
+    code = "import sys; from bespoke.cli.main import app; app(['table', 'pfedfda/t1'], standalone_mode=False)"
     code += "; assert not {'torch', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "73.6 → 73.0" in done.stdout
+    assert "None of it has been run yet" in done.stdout
+
+
+def test_results_with_other_settings_are_left_out(results, tmp_path):
+    from bespoke.tables import spec
+
+    table, id = spec.find("pfedfda/t2"), "cifar10_dir0.5/ditto"
+    paper_tables.put(results, table, id, 0, 71.0, settings=paper_tables.other_settings(table, id))
+    shown = ok("pfedfda/t2")
+    assert "73.6 → 7" not in shown and "1 result was made with other settings than the table has now" in shown

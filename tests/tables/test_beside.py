@@ -1,6 +1,8 @@
 """Ours beside the paper's: values over seeds, marks, ranks, agreement, and what is derived from other numbers."""
 
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import paper_tables
@@ -94,10 +96,67 @@ def test_a_result_that_lacks_the_metric_is_told(root, tmp_path):
 def test_another_source_and_earlier_settings_are_noticed(root, table):
     assert not number(root, table, "easy/ours").changed
     told = {"bespoke": "0", "commit": None, "modules": ["bespoke.algorithms.ditto"], "method": "another"}
-    paper_tables.put(root, table, "easy/ours", 0, 70.0)
-    paper_tables.put(root, table, "easy/ours", 0, 71.0, settings={"seed": 0, "data": {"name": "new"}}, source=told)
+    paper_tables.put(root, table, "easy/ours", 0, 70.0, settings=paper_tables.other_settings(table, "easy/ours"))
+    paper_tables.put(root, table, "easy/ours", 0, 71.0, source=told)
     found = number(root, table, "easy/ours")
     assert found.ours == {0: pytest.approx(71.0)} and found.changed and found.tries == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "run"),
+    [
+        ("", "[training]\nlr = 0.7\n"),
+        ('view = "global"\n', ""),
+        ('selection = "best_test"\n', ""),
+        ('group = "new"\n', ""),
+        ('evaluate = ["data.keep=0.5"]\n', ""),
+        ('probe = "norms"\n', ""),
+        ('set = ["algorithm.lam=0.7"]\nrows = ["ditto"]\n', ""),
+    ],
+)
+def test_a_result_with_other_settings_than_the_table_has_now_is_left_out(root, table, tmp_path, cell, run):
+    for seed in (0, 2):
+        paper_tables.put(root, table, "easy/ditto", seed, 70.0)
+    text = paper_tables.TABLE.replace("[cell.published]\nfedavg = 62.5\nditto = 73.6\nours = 76.3", cell, 1)
+    now = paper_tables.make(tmp_path, text)
+    with (tmp_path / "experiments/maker/easy.toml").open("a") as file:
+        file.write(run)
+    found = number(root, now, "easy/ditto")
+    assert not found.ours and not found.failed
+    assert found.outdated == (("maker/t1", "easy/ditto", 0), ("maker/t1", "easy/ditto", 2))
+
+
+def test_only_what_was_run_is_held_against_the_settings(root, table, tmp_path):
+    cell = '[[cell]]\nid = "size"\nkind = "benchmark"\nhow = "parameters"\n'
+    table = paper_tables.make(tmp_path, paper_tables.TABLE + cell)
+    paper_tables.put(root, table, "size/ditto", 0, value=1014, settings={"another": 1})
+    paper_tables.fail(root, table, "easy/ditto", 0, "the memory is too small", settings={"another": 1})
+    assert number(root, table, "size/ditto").ours == {0: 1014.0}
+    found = number(root, table, "easy/ditto")
+    assert found.failed == ("easy/ditto, seed 0: the memory is too small",) and not found.outdated
+
+
+def test_a_counted_result_of_a_cell_that_is_now_run_is_left_out(root, table):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, value=3)
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in told.items() if key != "clients"}))
+    assert number(root, table, "easy/ditto").outdated
+
+
+def test_a_derived_number_tells_what_was_left_out_of_its_sources(tmp_path, root):
+    table = paper_tables.make(tmp_path, paper_tables.TABLE + DERIVED.format(how="mean", of='["easy", "hard"]', more=""))
+    paper_tables.put(root, table, "easy/ditto", 0, 70.0)
+    paper_tables.put(root, table, "hard/ditto", 0, 70.0, settings=paper_tables.other_settings(table, "hard/ditto"))
+    found = number(root, table, "derived/ditto")
+    assert not found.ours and found.outdated == (("maker/t1", "hard/ditto", 0),)
+
+
+def test_a_folder_that_is_not_there_is_told(table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").rmdir()
+    with pytest.raises(UserError, match="there is no folder nosuch: name that of the results"):
+        Reader(Path("nosuch")).beside(table)
+    assert not any(found.ours for found in Reader(Path("results")).beside(table).numbers)  # it comes with a sweep
 
 
 def test_other_metrics_keep_their_scale(root, tmp_path):
@@ -224,7 +283,7 @@ def test_false_accepts_beside_a_baseline(tmp_path, root):
         weight = [[100, 100, 100, 10, 10, 10]] * 2
         told = {"detection_1": {"sum": [[*accepts, 0, 2, 5]] * 2, "weight": weight}}
         columns = {"client": [0, 1], "group": ["train"] * 2, "condition": None, "rows": [110] * 2, "logged": {}}
-        return {"clients": columns | {"metrics": told}}
+        return {"clients": columns | {"metrics": told}, "higher": {"accuracy": True, "detection_1": False}}
 
     paper_tables.put(root, table, "easy/ditto", 0, **curves([60, 10, 0]))
     assert number(root, table, "derived/ditto").failed == ("easy/ditto, seed 0: there is no baseline of this seed",)

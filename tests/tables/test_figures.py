@@ -53,7 +53,7 @@ def test_curves_are_the_means_of_the_seeds_with_a_band_and_a_panel_for_each_cell
     text = 'figure = "curves"\n' + ROWS + CELL + CELL.replace('"a"', '"b"').replace("first", "second")
     table = figure(tmp_path, text + 'stand_in = "digits for letters"\npublished = { pfedfda = 76.93 }\n')
     for seed, top in ((0, 0.7), (1, 0.9)):
-        put(tmp_path / "r", table, "a/fedavg", seed, **content([0.5] * 4, view="global", curve=rising([2, 4], top)))
+        put(tmp_path / "r", table, "a/fedavg", seed, **content([0.5] * 4, curve=rising([2, 4], top)))
     put(tmp_path / "r", table, "a/pfedfda", **content([0.8] * 4, curve=rising([2, 4], 0.8)))
     put(tmp_path / "r", table, "b/pfedfda", **content([0.8] * 4, curve=rising([1, 3, 5], 0.5)))
     drawn, missing = picture(table, tmp_path / "r")
@@ -110,14 +110,12 @@ def test_epochs_come_from_the_settings_and_panels_from_what_else_differs(tmp_pat
     table = figure(tmp_path, 'figure = "epochs"\n' + ROWS + "".join(cells))
     for name, base in (("x", 0.2), ("y", 0.6)):
         for e in (1, 5):
-            told = content([base + e / 100, base])
-            told["settings"]["training"]["epochs"] = e
-            put(tmp_path / "r", table, f"{name}{e}/pfedfda", **told)
+            put(tmp_path / "r", table, f"{name}{e}/pfedfda", **content([base + e / 100, base]))
     drawn, missing = picture(table, tmp_path / "r")
     assert [axes.get_title("left") for axes in drawn.axes] == ["x, part", "y, part"]
     assert lines(drawn.axes[0]) == {"pFedFDA": ([1, 5], pytest.approx([20.5, 22.5]))}
     assert lines(drawn.axes[1]) == {"pFedFDA": ([1, 5], pytest.approx([60.5, 62.5]))}
-    assert len(missing) == 4 and "Test accuracy over all rows, last round; 2 clients" in words(drawn)
+    assert len(missing) == 4 and "Test accuracy, pooled over all test rows, last round; 2 clients" in words(drawn)
 
 
 def test_rows_come_from_what_was_changed_for_the_evaluation(tmp_path):
@@ -125,7 +123,7 @@ def test_rows_come_from_what_was_changed_for_the_evaluation(tmp_path):
     cell += 'evaluate = ["data.keep_rows={0}", "data.keep_clients=new"]\n'
     table = figure(tmp_path, 'figure = "rows"\n' + ROWS + "".join(cell.format(k) for k in (10, 2, 100)))
     for k, value in ((2, 0.3), (10, 0.5), (100, 0.6)):
-        told = content([0.9, value], evaluate=list(table.entry(f"k{k}/pfedfda").cell.evaluate))
+        told = content([0.9, value])
         told["clients"]["group"] = ["train", "new"]
         put(tmp_path / "r", table, f"k{k}/pfedfda", **told)
     drawn, _ = picture(table, tmp_path / "r")
@@ -143,7 +141,6 @@ def test_estimates_beside_the_hierarchy_are_drawn_after_the_methods(tmp_path):
         for row, error in (("fedavg", v), ("pfedfda", v / 2)):
             told = content([0, 0], probe={"hierarchy": {"local": 0.02, "paper": v / 10, "bayes": v / 20}})
             told |= {"metric": "squared_error", "higher": {"squared_error": False}}
-            told["settings"]["data"]["between"] = v
             told["clients"]["metrics"] = {"squared_error": {"sum": [error, 3 * error], "weight": [1, 1]}}
             put(tmp_path / "r", table, f"v{v}/{row}", **told)
     drawn, _ = picture(table, tmp_path / "r")
@@ -153,11 +150,11 @@ def test_estimates_beside_the_hierarchy_are_drawn_after_the_methods(tmp_path):
     assert found["FedAvg"] == ([0.01, 1.0], pytest.approx([0.02, 2.0]))
     assert found["Bayes estimate (oracle)"] == ([0.01, 1.0], pytest.approx([0.0005, 0.05]))
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert axes.get_ylabel() == "mean over clients of the test squared error"
+    assert axes.get_ylabel() == "test squared error, mean over clients"
 
 
 def test_gaussianity_has_a_panel_for_each_split_from_round_0(tmp_path):
-    table = figure(tmp_path, 'figure = "gaussianity"\n' + ROWS + CELL + 'probe = "gaussianity"\n')
+    table = figure(tmp_path, 'figure = "gaussianity"\n' + ROWS + CELL)
     fit = {"round": [0, 10, 20], "test": {"nll": [5, None, 7]}, "train": {"nll": [4, 5, 6]}}
     put(tmp_path / "r", table, "a/fedavg", **content([0.5], probe={"gaussianity": fit}))
     put(tmp_path / "r", table, "a/pfedfda", **content([0.5]))
@@ -343,14 +340,29 @@ def test_both_files_are_written_or_the_one_that_is_named(tmp_path, monkeypatch):
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()  # the same chart gives the same bytes
 
 
+def test_a_folder_that_is_not_there_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "SUFFIXES", (".svg",))
+    path = str(figure(tmp_path, 'figure = "histogram"\n' + ROWS + CELL).path)
+    with pytest.raises(UserError, match="there is no folder"):
+        figures.draw(path, tmp_path / "r", tmp_path / "new")
+    assert not (tmp_path / "new").exists()  # nothing is drawn, nothing is left
+    put(tmp_path / "r", spec.find(path), "a/fedavg", **content([0.5, 0.7]))
+    figures.draw(path, tmp_path / "r", tmp_path / "new/inner")
+    assert (tmp_path / "new/inner/paper_f1.svg").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot make the folder .*file: File exists; choose another one"):
+        figures.draw(path, tmp_path / "r", tmp_path / "file")
+
+
 def test_a_figure_that_cannot_be_drawn_says_why_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = str(figure(tmp_path, 'figure = "curves"\n' + ROWS + CELL).path)
+    assert command("figure", path, "--results", "r").sentence.startswith("there is no folder r: name that of the res")
+    (tmp_path / "r").mkdir()
     sentence = command("figure", path, "--results", "r").sentence
     assert sentence == "paper/f1 has no results in r: make them with bespoke sweep paper/f1"
     table = figure(tmp_path, 'figure = "curves"\n' + ROWS + CELL)
-    failed = {k: content([0.5])[k] for k in ("settings", "evaluate", "view", "source")}
-    put(tmp_path / "r", table, "a/fedavg", **failed, status="failed", error="the memory is too small")
+    put(tmp_path / "r", table, "a/fedavg", status="failed", error="the memory is too small")
     sentence = command("figure", path, "--results", "r").sentence
     assert "has no results in r (digits, first, FedAvg: failed: the memory is too small): make them" in sentence
     assert "must end in .png, .svg or .pdf" in command("figure", path, "-o", "chart.bmp").sentence
@@ -359,6 +371,22 @@ def test_a_figure_that_cannot_be_drawn_says_why_in_one_sentence(tmp_path, monkey
     other = tmp_path / "paper/tables/t1.toml"
     other.write_text('paper = "Paper"\nsource = "Table 1"\ntitle = "Accuracy"\n')
     assert command("figure", str(other)).sentence == "paper/t1 is a table: print it with bespoke table paper/t1"
+
+
+def test_results_with_other_settings_are_left_out_and_counted(tmp_path):
+    table = figure(tmp_path, 'figure = "histogram"\n' + ROWS + CELL)
+    for row, seed in (("fedavg", 0), ("fedavg", 1), ("pfedfda", 0)):
+        put(tmp_path / "r", table, f"a/{row}", seed, **content([0.5, 0.7]))
+    table = figure(tmp_path, 'figure = "histogram"\n' + ROWS + CELL + 'set = ["training.lr=0.7"]\n')
+    made = "made with other settings than the table has now and"
+    with pytest.raises(UserError, match=rf"paper/f1 has no results in .* \(3 results were {made} are left out"):
+        picture(table, tmp_path / "r")
+    put(tmp_path / "r", table, "a/fedavg", 0, **content([0.25, 0.25]))
+    drawn, missing = picture(table, tmp_path / "r")
+    assert [axes.get_title("left") for axes in drawn.axes] == ["FedAvg: mean 25.0 %"]
+    again = "bespoke sweep paper/f1 --seeds 0 1 makes them again"
+    assert missing == [f"2 results were {made} are left out: {again}"]
+    assert f"MISSING: {missing[0]}." in words(drawn)
 
 
 def test_results_of_older_source_are_named(tmp_path):
@@ -370,15 +398,9 @@ def test_results_of_older_source_are_named(tmp_path):
     assert "From older source code of the method: digits, first, FedAvg." in words(drawn)
 
 
-def test_figures_are_drawn_without_torch(tmp_path):
-    table = figure(tmp_path, 'figure = "histogram"\n' + ROWS + CELL)
-    put(tmp_path / "r", table, "a/fedavg", **content([0.5, 0.7]))
-    script = f"""
-import pathlib, sys
-from bespoke.tables import figures
-figures.draw({str(table.path)!r}, pathlib.Path({str(tmp_path / "r")!r}), pathlib.Path({str(tmp_path)!r}))
-assert "torch" not in sys.modules
-"""
+def test_figures_are_imported_without_torch():
+    """It is imported once a result is checked against the figure's settings."""
+    script = "import sys; from bespoke.tables import figures; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -392,4 +414,4 @@ def test_every_shipped_figure_can_be_drawn_once_it_has_results():
             assert cell.probe == needed, f"{table.name}: {cell.id}"
         assert table.options.keys() <= {"show", "x"}, table.name
         assert set(table.options.get("show", ())) <= figures._CURVES.keys(), table.name
-    assert {cell.probe for table in shipped for cell in table.cells} <= {"", *probes.PROBES}
+    assert {*spec.PROBES} == {*probes.PROBES}

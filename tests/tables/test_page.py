@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import paper_tables
 import pytest
@@ -28,8 +29,8 @@ def page(tmp_path, table):
             paper_tables.put(root, table, f"easy/{row}", seed, value + seed)
     paper_tables.put(root, table, "hard/fedavg", 0, 47.5)
     paper_tables.put(root, table, "hard/ditto", 0, 59.0, source=EARLIER)
-    paper_tables.put(root, table, "hard/ours", 0, 1.0)
-    paper_tables.put(root, table, "hard/ours", 0, 65.0, settings={"seed": 0, "data": {"name": "changed"}})
+    paper_tables.put(root, table, "hard/ours", 0, 1.0, settings=paper_tables.other_settings(table, "hard/ours"))
+    paper_tables.put(root, table, "hard/ours", 0, 65.0)
     paper_tables.put(root, table, "other/ours", 0, 70.0)
     paper_tables.fail(root, table, "other/ditto", 0, "the memory is too small")
     return Page(Reader(root).beside(table), REASON)
@@ -40,16 +41,16 @@ def test_the_grid(page):
     assert lines[:13] == [
         "maker/t1: Maker, Table 1: Accuracy by data set",
         "",
-        "method                             Easy              Hard  Other (stand-in)  Lost (not run)",
-        "FedAvg              62.5 → 63.0±1.0 (3)   50.0 → 47.5 (1)              10.0             1.0",
-        "                              +0.5, 3→3        -2.5*, 3→3",
-        "Ditto               73.6 → 75.0±1.0 (3)  60.0 → 59.0† (1)     20.0 → failed             2.0",
-        "                              +1.4, 2→2         -1.0, 1→2",
-        "Ours                76.3 → 78.0±1.0 (3)   55.0 → 65.0 (1)   30.0 → 70.0 (1)             3.0",
-        "                              +1.7, 1→1       +10.0*, 2→1",
-        "Kendall's tau                      1.00              0.33",
-        "best method                  kept: Ours      Ditto → Ours",
-        "within 1, 2 points            1, 3 of 3         1, 1 of 3",
+        "method                                 Easy              Hard  Other (stand-in)  Lost (not run)",
+        "FedAvg                  62.5 → 63.0±1.0 (3)   50.0 → 47.5 (1)              10.0             1.0",
+        "                                  +0.5, 3→3        -2.5*, 3→3",
+        "Ditto               73.6±2.0 → 75.0±1.0 (3)  60.0 → 59.0† (1)     20.0 → failed             2.0",
+        "                                  +1.4, 2→2         -1.0, 1→2",
+        "Ours                    76.3 → 78.0±1.0 (3)   55.0 → 65.0 (1)   30.0 → 70.0 (1)             3.0",
+        "                                  +1.7, 1→1       +10.0*, 2→1",
+        "Kendall's tau                          1.00              0.33",
+        "best method                      kept: Ours      Ditto → Ours",
+        "within 1, 2 points                1, 3 of 3         1, 1 of 3",
         "",
     ]
 
@@ -62,7 +63,7 @@ def test_what_is_said_below_it(page):
     for sentence in (
         f"If not said otherwise, a number is {usual} view; last round.",
         "FedAvg: view global.",
-        "Published: one run.",
+        "Published: one run, ± standard deviation over repetitions.",
         "Ours: seeds 0, 1, 2, not all of them everywhere; NVIDIA H200, bf16.",
         "Not run: Lost: its data are private.",
         "Stand-in, never held against the paper's: Other: digits instead of letters.",
@@ -85,11 +86,63 @@ def test_what_differs_is_said_by_column(tmp_path):
     assert "Ours: the best of FedAvg and Ditto, chosen on the test rows." in caption
 
 
+HIDDEN = """
+[[cell]]
+id = "hidden"
+label = "Hidden"
+kind = "derived"
+how = "overhead"
+rows = ["ditto"]
+stand_in = "digits instead of letters"
+[cell.from]
+ditto = ["other/ditto", "other/fedavg"]
+[[cell]]
+id = "time"
+label = "Time"
+kind = "derived"
+how = "mean"
+of = ["hidden", "hidden"]
+rows = ["ditto"]
+published = { ditto = 20 }
+"""
+
+
+def test_nothing_is_said_of_columns_that_are_not_shown(tmp_path):
+    text = paper_tables.TABLE.replace("[cell.published]\nfedavg = 10.0\nditto = 20.0\nours = 30.0", 'view = "local"')
+    shown = Page(Reader(tmp_path / "results").beside(paper_tables.make(tmp_path, text + HIDDEN))).text()
+    assert "Time: the mean of 2 numbers: percent by which a round takes longer." in shown
+    assert "Stand-in, never held against the paper's: Time: digits instead of letters." in shown
+    for words in ("Other", "Hidden", "view local"):
+        assert words not in shown, words
+
+
+def test_nothing_is_said_of_numbers_where_none_is_shown(tmp_path):
+    text = re.sub(r"\[cell.published\]\n(\w+ = [\d.]+\n)+(\[cell.deviation\]\nditto = 2.0\n)?", "", paper_tables.TABLE)
+    page = Page(Reader(tmp_path / "results").beside(paper_tables.make(tmp_path, text)))
+    assert page.text().split("\n\n", 1)[1].strip() == "None of it has been run yet: the paper prints no numbers of it."
+
+
+def test_results_with_other_settings_are_counted_and_left_out(tmp_path, table):
+    root = tmp_path / "results"
+    for id, seed in (("easy/ours", 0), ("easy/ours", 2), ("hard/ours", 0)):
+        paper_tables.put(root, table, id, seed, 76.0, settings=paper_tables.other_settings(table, id, seed))
+    page = Page(Reader(root).beside(table))
+    assert "76.0" not in page.text() and page.counts.run == 0
+    assert page.caption[0] == "None of it has been run with these settings yet: the numbers are the paper's."
+    made = "made with other settings than the table has now and"
+    assert f"3 results were {made} are left out: bespoke sweep maker/t1 --seeds 0 2 makes them again." in page.notes
+    paper_tables.put(root, table, "easy/ours", 0, 75.0)
+    paper_tables.put(root, table, "easy/ours", 2, 75.0)
+    page = Page(Reader(root).beside(table))
+    assert "76.3 → 75.0" in page.text()
+    assert f"1 result was {made} is left out: bespoke sweep maker/t1 makes it again." in page.notes
+
+
 def test_nothing_is_said_that_does_not_hold(tmp_path, table):
     root = tmp_path / "results"
     paper_tables.put(root, table, "easy/ours", 0, 76.0)
     text = Page(Reader(root).beside(table)).text()
-    for words in ("*", "†", "failed", "standard deviation", "(1)", "best method", "Durations", "earlier"):
+    for words in ("*", "†", "failed", "over seeds", "left out", "(1)", "best method", "Durations", "earlier"):
         assert words not in text, words
     assert "76.3 → 76.0" in text and "Ours: seed 0; NVIDIA H200, bf16." in text
 
@@ -135,9 +188,9 @@ def test_a_narrow_terminal_gets_several_blocks(page):
     from rich.console import Console
 
     shown = io.StringIO()
-    Console(width=60, file=shown).print(page.table(60))
+    Console(width=64, file=shown).print(page.table(64))
     text = shown.getvalue()
-    assert max(map(len, text.splitlines())) <= 60
+    assert max(map(len, text.splitlines())) <= 64
     heads = [line.split() for line in text.splitlines() if line.split()[:1] == ["method"]]
     assert [head[1] for head in heads] == ["Easy", "Other"]
     assert "78.0±1.0" in text and "2→1" in text
@@ -152,27 +205,32 @@ def test_names_cannot_change_the_terminal_or_the_page(tmp_path):
 
 def test_numbers_have_the_decimals_of_the_paper(tmp_path):
     text = paper_tables.TABLE.replace("62.5", "62.25").replace("fedavg = 50.0", "fedavg = 50")
+    text = text.replace("[cell.deviation]\n", "[cell.deviation]\nours = 0.25\n")
     table = paper_tables.make(tmp_path, text)
     root = tmp_path / "results"
     for id in ("easy/ours", "hard/ours"):
         paper_tables.put(root, table, id, 0, 77.123)
     text = Page(Reader(root).beside(table)).text()
-    assert "76.30 → 77.12" in text and "+0.82" in text
-    assert "55.0 → 77.1" in text
+    assert "76.30±0.25 → 77.12" in text and "+0.82" in text and "73.60±2.00" in text
+    assert "55.00 → 77.12" in text and " 50.00 " in text  # one metric of a paper is printed alike
 
 
 def test_numbers_without_percent(tmp_path):
     size = (
         '[[cell]]\nid = "size"\nlabel = "Size"\nkind = "benchmark"\nhow = "parameters"\npublished = {ditto = 106400}\n'
     )
+    size += '[[cell]]\nid = "more"\nlabel = "More"\nkind = "benchmark"\nhow = "parameters"\n'
     cost = '[[cell]]\nid = "cost"\nlabel = "Cost"\nkind = "derived"\nhow = "round_seconds"\nof = "easy"\n'
     table = paper_tables.make(tmp_path, paper_tables.TABLE + size + cost + "published = {ditto = 18.42}\n")
     root = tmp_path / "results"
     paper_tables.put(root, table, "size/ditto", 0, value=106400)
+    paper_tables.put(root, table, "more/ditto", 0, value=576896)
+    paper_tables.put(root, table, "more/ours", 0, value=1.25)
     paper_tables.put(root, table, "easy/ditto", 0, 74.0, totals={"round_seconds": 0.0041})
     page = Page(Reader(root).beside(table))
     text = page.text()
-    assert "106,400 → 106,400" in text and "+0\n" in text and "Size: numbers of the model, counted." in text
+    assert "106,400 → 106,400" in text and "+0\n" in text and "Size; More: numbers of the model, counted." in text
+    assert "→ 576,896 " in text and "→ 1.250\n" in text
     assert "18.42 → 0.0041\n" in text and "Cost: seconds of a round." in text
     assert "Durations depend on the machine" in text
     assert page.counts.run == 3 and page.counts.points == 1

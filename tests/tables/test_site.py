@@ -20,7 +20,7 @@ def table(tmp_path):
     root = tmp_path / "results"
     paper_tables.put(root, table, "easy/ours", 0, 90.0)
     paper_tables.put(root, table, "easy/ditto", 0, 74.0)
-    paper_tables.put(root, table, "easy/fedavg", 0, 10.0, settings={"seed": 0, "data": {}}, seconds=30.0)
+    paper_tables.put(root, table, "easy/fedavg", 0, 10.0, seconds=30.0)
     return table
 
 
@@ -99,9 +99,15 @@ def test_a_figure_is_shown_once_it_is_drawn(tmp_path):
 
 
 def test_a_training_is_counted_once(root, table):
-    same = {"seed": 0, "data": {"name": "easy"}, "algorithm": {"name": "ditto"}}
-    paper_tables.put(root, table, "hard/ditto", 0, 60.0, settings=same | {"evaluation": {"every": 1}})
+    paper_tables.put(root, table, "other/ditto", 0, 60.0)  # of the same settings as easy/ditto
     assert site.gather(root, [table]).as_dict()["seconds"] == {"NVIDIA H200": 230.0}
+
+
+def test_results_with_other_settings_are_told_and_their_time_counts(root, table):
+    paper_tables.put(root, table, "hard/ours", 0, 60.0, settings=paper_tables.other_settings(table, "hard/ours"))
+    lines = site.gather(root, [table]).text().splitlines()
+    assert lines[-2].startswith("1 result was made with other settings than the table has now and is left out")
+    assert lines[-1] == "330 s on NVIDIA H200"
 
 
 def test_the_state_of_all_tables(root, table):

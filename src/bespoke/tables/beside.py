@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from bespoke.errors import UserError, shown
 from bespoke.report.detection import relative_false_accepts
@@ -36,6 +37,7 @@ class Number:
     timed: bool = False  # a duration depends on the machine
     stand_in: str = ""
     failed: tuple[str, ...] = ()  # in a sentence each
+    outdated: tuple[tuple[str, str, int], ...] = ()  # table, entry and seed of results with other settings, left out
     changed: bool = False  # whether the method's source is another by now
     tries: int = 0  # results with other settings that are kept beside it
     machines: tuple[str, ...] = ()  # "NVIDIA H200, bf16"
@@ -184,7 +186,7 @@ class Reader:
         """Read from a folder of results."""
         self.root = root
         self._numbers: dict[tuple[str, str], Number] = {}
-        self._results: dict[tuple[str, str], dict[int, Result]] = {}
+        self._results: dict[tuple[str, str], tuple[dict[int, Result], list[Result]]] = {}
         self._tries: dict[tuple[str, str], list[Result]] = {}
         self._tables: dict[str, Table] = {}
         self._open: set[tuple[str, str]] = set()  # numbers whose computation has begun
@@ -217,11 +219,11 @@ class Reader:
         number = self._collected(entry, entry, how)
         return dataclasses.replace(number, tries=len(self.tries(entry)), stand_in=entry.cell.stand_in)
 
-    def results(self, entry: Entry) -> dict[int, Result]:
-        """Return an entry's results by seed."""
+    def results(self, entry: Entry) -> tuple[dict[int, Result], list[Result]]:
+        """Return an entry's results by seed, and those left out since they were made with other settings."""
         key = entry.table, entry.id
         if key not in self._results:
-            self._results[key] = results.of(self.root, entry)
+            self._results[key] = results.current(self.root, entry)
         return self._results[key]
 
     def tries(self, entry: Entry) -> list[Result]:
@@ -250,8 +252,9 @@ class Reader:
             entry=entry,
             ours={seed: _together(how, [part.ours[seed] for part in parts], parts[0].higher) for seed in seeds},
             metric=how if how in _FROM_TIMES else parts[0].metric,
-            failed=_joined(parts, "failed"),
-            machines=_joined(parts, "machines"),
+            failed=_joined(part.failed for part in parts),
+            outdated=_joined(part.outdated for part in parts),
+            machines=_joined(part.machines for part in parts),
             changed=any(part.changed for part in parts),
             tries=0,
             stand_in=next((cell.stand_in for cell in (entry.cell, *(s.cell for s in sources)) if cell.stand_in), ""),
@@ -287,9 +290,10 @@ class Reader:
     def _collected(self, entry: Entry, source: Entry, how: str, baseline: Entry | None = None) -> Number:
         """Return what the results of a source hold, or hold beside a baseline's, and say why others hold nothing."""
         read = self._reread(entry, source) if entry is not source and how in ("statistic", "relative_fa") else source
-        others = self.results(baseline) if baseline else {}
+        there, outdated = self.results(source)
+        others = self.results(baseline)[0] if baseline else {}
         ours, failed, done = {}, [], []
-        for seed, result in self.results(source).items():
+        for seed, result in there.items():
             try:
                 value = _value(result, read, how, others.get(seed))
             except UserError as error:
@@ -307,6 +311,7 @@ class Reader:
             percent=percent,
             timed=how in _TIMES or metric == "shares",
             failed=tuple(failed),
+            outdated=tuple((source.table, source.id, result.seed) for result in outdated),
             changed=any(not result.same_source for result in done),
             machines=tuple(dict.fromkeys(map(_machine, done))),
         )
@@ -369,8 +374,8 @@ def _unknown(entry: Entry) -> Number:
     return Number(entry, {}, metric=metric, higher=higher, percent=percent)
 
 
-def _joined(numbers: Sequence[Number], key: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for number in numbers for text in getattr(number, key)))
+def _joined(parts: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(each for part in parts for each in part))
 
 
 def _machine(result: Result) -> str:

@@ -29,7 +29,7 @@ def count(tables: Iterable[Table], root: Path, cells: Sequence[str] = ()) -> int
         if not cells or entry.cell.id in cells
     ]
     for entry in wanted:
-        content, there = counted(entry), results.of(root, entry).get(0)
+        content, there = counted(entry), results.at(root, entry, 0)
         if there is None or there.content.get("value") != content["value"]:  # else no file changes
             results.write(root, entry, content)
     return len(wanted)

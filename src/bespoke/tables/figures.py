@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
+from bespoke.files import make_folder
 from bespoke.registry import closest
 from bespoke.report import papers
 from bespoke.report.charts import check_path, save
@@ -37,18 +38,17 @@ SUFFIXES = (".png", ".pdf")
 def draw(figure: str, root: Path, out: Path | None = None) -> tuple[list[Path], list[str]]:
     """Draw a figure from the results in a folder; return the files and a sentence about each thing that is missing.
 
-    ``out`` is the file to write, whose suffix decides its format, or a folder; by default PNG and PDF are written to
-    the working folder, named after the figure.
+    ``out`` is the file to write, whose suffix decides its format, or a folder, which is made if it is not there; by
+    default PNG and PDF are written to the working folder, named after the figure.
     """
-    table = spec.find(figure)
-    if out is not None and out.suffix and not out.is_dir():
-        paths = [out]
-    else:
-        paths = [(out or Path()) / f"{table.name.replace('/', '_')}{suffix}" for suffix in SUFFIXES]
-    for path in paths:
-        check_path(path)  # before anything is read
+    table, folder = spec.find(figure), out or Path()
+    if folder.suffix and not folder.is_dir():
+        check_path(folder)  # before anything is read
+        drawn, missing = picture(table, root)
+        return [save(drawn, folder)], missing
     drawn, missing = picture(table, root)
-    return [save(drawn, path) for path in paths], missing
+    make_folder(folder)
+    return [save(drawn, folder / f"{table.name.replace('/', '_')}{suffix}") for suffix in SUFFIXES], missing
 
 
 def picture(table: Table, root: Path) -> tuple["Figure", list[str]]:

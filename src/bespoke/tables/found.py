@@ -33,17 +33,20 @@ class Found:
         """Read the results of a figure's entries."""
         have: dict[str, Seeds] = {}
         missing = [f"{cell_name(cell)}: {cell.missing}" for cell in table.cells if cell.missing]
+        outdated: list[Result] = []
         for entry in table.entries:
             if not entry.runs:
                 continue
-            there = results.of(root, entry)
+            there, older = results.current(root, entry)
+            outdated += older
             done = {seed: result for seed, result in there.items() if result.done}
             if done:
                 have[entry.id] = done
-            else:
+            elif there or not older:
                 why = next((f"failed: {result.content['error']}" for result in there.values()), NOT_RUN)
                 missing.append(f"{name(entry)}: {why}")
-        return cls(table, root, have, missing)
+        said = [results.left_out(table.name, [result.seed for result in outdated])] if outdated else []
+        return cls(table, root, have, said + missing)
 
     def entries(self) -> list[tuple[Entry, Seeds]]:
         """Return the entries that have results; refuse a figure that has none at all."""

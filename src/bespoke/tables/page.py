@@ -95,23 +95,56 @@ class Page:
         """Whether the paper prints any number of it."""
         return any(number.published is not None for number in self.beside.numbers)
 
+    @cached_property
+    def _decimals(self) -> dict[str, tuple[int, int]]:
+        """How many decimals the paper prints of numbers of a kind, and of their deviations.
+
+        The most that one of them has: read from the table's file, a number has lost its last zeros.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for number in self.beside.numbers:
+            if number.published is not None:
+                most = found.get(_kind(number), (_least(number),) * 2)
+                own = _decimals(number.published), _decimals(number.entry.deviation or 0.0)
+                found[_kind(number)] = max(most[0], own[0]), max(most[1], own[1])
+        return found
+
+    def _places(self, number: Number) -> int:
+        """Return how many decimals a number has: as many as the paper prints."""
+        if _kind(number) in self._decimals:
+            return self._decimals[_kind(number)][0]
+        return _least(number) if number.percent or number.mean == round(number.mean or 0.0) else 3
+
+    def _theirs(self, number: Number) -> str:
+        """Return the published number, with its deviation over repetitions."""
+        if number.published is None:
+            return ""
+        deviation = number.entry.deviation
+        told = "" if deviation is None else f"±{deviation:.{self._decimals[_kind(number)][1]}f}"
+        return _written(number.published, self._places(number), number.percent) + told
+
+    def _difference(self, number: Number) -> str:
+        """Return ours minus published, with its sign; what rounds to nothing has a plus."""
+        text = f"{number.difference:+,.{self._places(number)}f}"
+        return text.replace("-", "+") if not text.strip("+-0.") else text
+
     def _cell(self, column: Column, number: Number | None, arrow: str = "→") -> list[str]:
         """Return a number in at most two lines: published → ours, and the difference with both ranks."""
         if number is None:
             return [""]
-        write = _writer(column, number)
-        theirs = "" if number.published is None else write(number.published)
+        theirs = self._theirs(number)
         if number.mean is None:
             return [f"{theirs} {arrow} failed".strip() if number.failed else theirs]
-        std = number.statistics.std
-        ours = write(number.mean) + ("" if std is None else f"±{write(std)}") + (CHANGED if number.changed else "")
+        both = [value for value in (number.mean, number.statistics.std) if value is not None]
+        ours = "±".join(_written(value, self._places(number), number.percent) for value in both)
+        ours += CHANGED if number.changed else ""
         ours += f" ({len(number.ours)})" if len({len(seeds) for seeds in self._seeds}) > 1 else ""
         first = f"{theirs} {arrow} {ours}".strip() if self._printed else ours
         if not number.counted or number.difference is None:
             return [first]
         rank = column.ranks.get(number.entry.row.id)
         ranked = "" if rank is None else f", {rank[0]}{arrow}{rank[1]}"
-        return [first, f"{_difference(column, number)}{MARK if number.marked else ''}{ranked}"]
+        return [first, f"{self._difference(number)}{MARK if number.marked else ''}{ranked}"]
 
     def _feet(self, column: Column) -> list[str]:
         """Return what is said of a whole column: tau, the best method, how many are near."""
@@ -157,13 +190,16 @@ class Page:
     @cached_property
     def caption(self) -> list[str]:
         """What the numbers are, a sentence each."""
-        said = words.readings(self.beside)
-        if self._printed and (over := self.beside.table.published_over):
-            said.append(f"Published: {over}.")
+        said = words.readings(self.beside.table, [number for number in self.beside.numbers if _shown(number)])
+        over = [self.beside.table.published_over] if self._printed and self.beside.table.published_over else []
+        if any(number.published is not None and number.entry.deviation is not None for number in self.beside.numbers):
+            over.append("± standard deviation over repetitions")
+        said += [f"Published: {', '.join(over)}."] if over else []
         numbers = [number for number in self.beside.numbers if number.ours]
         if not numbers:
             theirs = "the numbers are the paper's" if self._printed else "the paper prints no numbers of it"
-            return [f"None of it has been run yet: {theirs}.", *said]
+            how = "with these settings " if any(number.outdated for number in self.beside.numbers) else ""
+            return [f"None of it has been run {how}yet: {theirs}.", *said]
         ranks = ", and the paper's rank → ours" if any(column.ranks for column in self.beside.columns) else ""
         below = f"; below, ours minus published{ranks}" if any(number.counted for number in numbers) else ""
         shown = f"{'Published → ours' if self._printed else 'Ours'}{words.repeated(self._seeds)}"
@@ -174,7 +210,7 @@ class Page:
     @cached_property
     def notes(self) -> list[str]:
         """What must be known about single columns and numbers, a sentence each."""
-        columns, numbers = self.beside.columns, self.beside.numbers
+        columns, numbers = self._columns, self.beside.numbers
         missing, stand_ins = _names(columns, lambda c: c.cell.missing), _names(columns, lambda c: c.stand_in)
         said = [f"Not run: {names}: {why}." for why, names in missing.items()]
         said += [f"Stand-in, never held against the paper's: {names}: {why}." for why, names in stand_ins.items()]
@@ -188,6 +224,7 @@ class Page:
             said.append("Durations depend on the machine and are not held against the paper's.")
         if any(number.changed for number in numbers):
             said.append(f"{CHANGED} the method's source has changed since.")
+        said += words.left_out(numbers)
         said += [f"failed: {text}" for text in dict.fromkeys(text for number in numbers for text in number.failed)]
         said += [
             f"{number.entry.id}: {number.tries} earlier results with other settings are kept beside it."
@@ -205,7 +242,7 @@ class Page:
         for column in self.beside.columns:
             for number in column.numbers:
                 if number.marked:
-                    told = f"{column.cell.name}, {number.entry.row.name}: {_difference(column, number)}."
+                    told = f"{column.cell.name}, {number.entry.row.name}: {self._difference(number)}."
                     said.append(f"{told} {explained(self.reasons.get(number.id))}")
         return said
 
@@ -314,29 +351,24 @@ def _head(column: Column) -> str:
     return column.cell.name + (" (not run)" if column.cell.missing else " (stand-in)" if column.stand_in else "")
 
 
-def _decimals(column: Column, number: Number) -> int:
-    """Return how many decimals a number has: as many as the paper prints, alike in a column of percentages."""
-    alike = column.numbers if number.percent else (number,)
-    printed = [f"{n.published:.4f}".rstrip("0").partition(".")[2] for n in alike if n.published is not None]
-    return max([1 if number.percent else 0, *map(len, printed)]) if printed or number.percent else 3
+def _kind(number: Number) -> str:
+    """Return what is the same for numbers with equally many decimals: rows of a benchmark need not be alike."""
+    return number.id if number.entry.cell.kind == "benchmark" else number.metric
 
 
-def _writer(column: Column, number: Number) -> Callable[[float], str]:
-    """Return how a number and its deviation are written."""
-    decimals = _decimals(column, number)
-
-    def write(value: float) -> str:
-        if value and abs(value) < 0.5 * 10**-decimals and not number.percent:
-            return f"{value:.2g}"  # a small number is not nothing
-        return f"{value:,.{decimals}f}"
-
-    return write
+def _least(number: Number) -> int:
+    return 1 if number.percent else 0
 
 
-def _difference(column: Column, number: Number) -> str:
-    """Return ours minus published, with its sign; what rounds to nothing has a plus."""
-    text = f"{number.difference:+,.{_decimals(column, number)}f}"
-    return text.replace("-", "+") if not text.strip("+-0.") else text
+def _decimals(value: float) -> int:
+    """Return how many decimals a number of a file has."""
+    return len(f"{value:.4f}".rstrip("0").partition(".")[2])
+
+
+def _written(value: float, decimals: int, percent: bool) -> str:
+    """Return a number with so many decimals; a small number that is no percentage is not written as nothing."""
+    small = value and abs(value) < 0.5 * 10**-decimals and not percent
+    return f"{value:.2g}" if small else f"{value:,.{decimals}f}"
 
 
 def _flat(header: list[str], rows: list[list[list[str]]]) -> list[list[str]]:

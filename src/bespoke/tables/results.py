@@ -4,6 +4,7 @@ import ast
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from bespoke.files import write_atomic
 from bespoke.report.groups import members
 from bespoke.report.metrics import Aggregates, Scores, aggregate
 from bespoke.tables.spec import Entry
+
+USUAL = Path("results")  # a folder that need not be there before the first sweep
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,11 @@ def place(root: Path, entry: Entry) -> Path:
 
 
 def read(path: Path) -> Result:
-    """Read a result file."""
+    """Read a result file; refuse one that lacks what is used of it, or whose name is of another seed."""
     try:
-        content = json.loads(path.read_bytes())
-        sound = isinstance(content, dict) and {"status", "seed", "settings", "evaluate", "view"} <= content.keys()
-        sound = sound and isinstance(content.get("clients", {}), dict)
-    except ValueError:
+        content = json.loads(path.read_bytes(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        sound = _sound(content) and str(content["seed"]) == path.stem.partition("-")[0]
+    except (ValueError, RecursionError):
         sound = False
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -100,9 +102,34 @@ def read(path: Path) -> Result:
 
 
 def of(root: Path, entry: Entry) -> dict[int, Result]:
-    """Return an entry's results by seed, those that failed included."""
+    """Return an entry's results by seed, those that failed and those with other settings included."""
     found = (read(path) for path in place(root, entry).glob("*.json") if path.stem.isdigit())
-    return dict(sorted((result.seed, result) for result in found))
+    return {result.seed: result for result in sorted(found, key=lambda result: result.seed)}
+
+
+def current(root: Path, entry: Entry) -> tuple[dict[int, Result], list[Result]]:
+    """Return an entry's results by seed, and those left out: made with other settings than its table has now."""
+    if root != USUAL and not root.is_dir():
+        raise UserError(f"there is no folder {root}: name that of the results, or make it with bespoke sweep")
+    there = of(root, entry)
+    if not entry.runs or not any(result.done for result in there.values()):
+        return there, []
+    from bespoke.tables import plan  # it imports torch: only where there is a result to check
+
+    def fits(result: Result) -> bool:
+        known = "clients" in result.content  # else it was counted, when the cell was of another kind
+        return not result.done or (known and plan.answers(result, plan.job_of(entry, result.seed), entry))
+
+    fitting = {seed: result for seed, result in there.items() if fits(result)}
+    return fitting, [result for seed, result in there.items() if seed not in fitting]
+
+
+def left_out(table: str, seeds: Sequence[int]) -> str:
+    """Return a sentence about results of a table that were left out, each given by its seed."""
+    results, are, them = ("result was", "is", "it") if len(seeds) == 1 else ("results were", "are", "them")
+    again = "" if {*seeds} == {0} else f" --seeds {' '.join(map(str, sorted({*seeds})))}"
+    made = f"{len(seeds)} {results} made with other settings than the table has now and {are} left out"
+    return f"{made}: bespoke sweep {table}{again} makes {them} again"
 
 
 def at(root: Path, entry: Entry, seed: int) -> Result | None:
@@ -157,6 +184,95 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return None if not np.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
     return value
+
+
+# --- what a file must hold --------------------------------------------------------------------------------------------
+
+_NUMBER, _TEXT, _NUMBER_OR_NONE = (int, float), (str,), (int, float, type(None))
+_NUMBERS = [_NUMBER_OR_NONE]
+_EVERY: dict[Any, Any] = {
+    **{key: _TEXT for key in ("table", "cell", "status", "view")},
+    **{"seed": (int,), "seconds": _NUMBER, "settings": (dict,), "evaluate": [_TEXT]},
+    "source": {"modules": [_TEXT], "method": (str, type(None))},
+}
+_FAILED: dict[Any, Any] = {"error": _TEXT}
+_COUNTED: dict[Any, Any] = {"value": _NUMBER_OR_NONE, "environment": (dict,)}
+_RUN: dict[Any, Any] = {
+    **{key: _TEXT for key in ("headline", "selection", "group", "metric")},
+    "settings": {"algorithm": {"name": _TEXT}},
+    "environment": {"device": _TEXT},
+    "higher": {...: (bool,)},
+    "totals": {...: _NUMBER_OR_NONE},
+    "curve": {"round": [_NUMBER], ...: _NUMBERS},
+    "clients": {
+        **{"client": [(int, str)], "group": [_TEXT], "rows": [(int,)], "condition": (list, type(None))},
+        "metrics": {...: {"sum": [(*_NUMBER_OR_NONE, list)], "weight": [(*_NUMBER_OR_NONE, list)]}},
+        "logged": {...: _NUMBERS},
+    },
+}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value of a JSON file is of one of several types, a list of such, or a table of such.
+
+    In a table, ``...`` stands for every key that is not named.
+    """
+    if isinstance(kind, dict):
+        lacking = kind.keys() - {...} - value.keys() if isinstance(value, dict) else {...}
+        return not lacking and all(_fits(each, kind.get(key, kind.get(...))) for key, each in value.items())
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_fits(each, kind[0]) for each in value)
+    return kind is None or type(value) in kind
+
+
+def _sound(content: Any) -> bool:
+    """Return whether a file's content has all that is used of a result, each of its kind."""
+    if not _fits(content, _EVERY) or content["status"] not in ("done", "failed"):
+        return False
+    if content["status"] == "failed":
+        return _fits(content, _FAILED)
+    if "clients" not in content:
+        return _fits(content, _COUNTED)
+    return _fits(content, _RUN) and _fits(content.get("probe", {}), {...: (dict,)}) and _alike(content)
+
+
+def _alike(content: dict[str, Any]) -> bool:
+    """Return whether all columns have an entry for each client, or for each round, and each metric its direction."""
+    curve, clients = content["curve"], content["clients"]
+    pairs = clients["metrics"].values()
+    columns = [clients[key] for key in ("client", "group", "rows")] + [*clients["logged"].values()]
+    columns += [pair[part] for pair in pairs for part in ("sum", "weight")]
+    if clients["condition"] is not None:
+        columns.append(clients["condition"])
+    return (
+        len({len(column) for column in columns}) == 1
+        and len({len(column) for column in curve.values()}) == 1
+        and _fits(clients["condition"] or [], [_TEXT])
+        and all(_uniform([*pair["sum"], *pair["weight"]]) for pair in pairs)
+        and {content["metric"], *clients["metrics"]} <= content["higher"].keys()
+    )
+
+
+def _uniform(values: list[Any]) -> bool:
+    """Return whether values are all numbers, or all lists of equally many numbers."""
+    lists = [value for value in values if isinstance(value, list)]
+    return not lists or (
+        len(lists) == len(values) and _fits(lists, [_NUMBERS]) and len({len(value) for value in lists}) == 1
+    )
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if abs(number) >= 2**63:
+        raise ValueError(f"{number} is too large")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
 
 
 # --- the method's source --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from bespoke.report.groups import GROUPS
 from bespoke.report.summary import SELECTIONS
 
 KINDS = ("run", "derived", "benchmark")
+PROBES = ("embeddings", "features", "gaussianity", "hierarchy", "norms")  # of `probes`, which imports torch
 STATISTICS = {  # of the clients' metrics, in words
     "pooled": "pooled over all test rows",
     "mean": "mean over clients",
@@ -25,8 +27,7 @@ STATISTICS = {  # of the clients' metrics, in words
     "cv": "standard deviation over clients divided by the pooled value",
 }
 _ID = re.compile(r"[a-z0-9][a-z0-9_.+-]*")
-_FIELDS = {"from": "sources"}  # a key that cannot be a field
-_NAMES = {field: key for key, field in _FIELDS.items()}
+_NAMES = {"sources": "from"}  # of a key that cannot be a field
 _READ = ("view", "group", "metric", "statistic", "selection")  # how a number is read from a run
 
 Settings = tuple[str, ...]  # overrides, "table.key=value"
@@ -232,16 +233,14 @@ def _part(kind: type, values: Any, where: str) -> Any:
     """Return a row or a cell from its table."""
     if not isinstance(values, dict):
         raise UserError(f"{where} must be a table, not {shown(values)}")
-    values = {_FIELDS.get(key, key): value for key, value in values.items()}
     id = values.get("id")
     if not isinstance(id, str) or not _ID.fullmatch(id):
         raise UserError(f"{where}: id must be lower-case letters, digits and _.+-, not {shown(id)}")
     where = f"{where} {id}"
-    fields = {f.name: f.type for f in dataclasses.fields(kind)}
+    fields = {_NAMES.get(f.name, f.name): f for f in dataclasses.fields(kind)}
     _check_keys(values, fields, where)
-    return kind(
-        **{key: _value(value, key, fields[key], f"{where}: {_NAMES.get(key, key)}") for key, value in values.items()}
-    )
+    found = {key: (fields[key].name, fields[key].type) for key in values}
+    return kind(**{name: _value(values[key], name, type, f"{where}: {key}") for key, (name, type) in found.items()})
 
 
 def _value(value: Any, key: str, kind: Any, where: str) -> Any:
@@ -258,7 +257,8 @@ def _value(value: Any, key: str, kind: Any, where: str) -> Any:
         return tuple(_of(each, str, where, "a list of strings") for each in _list(value, where))
     table = _of(value, dict, where, "a table")
     if key in ("published", "deviation"):
-        return {row: float(_of(number, int | float, f"{where}.{row}", "a number")) for row, number in table.items()}
+        least = 0.0 if key == "deviation" else -sys.float_info.max
+        return {row: _number(number, f"{where}.{row}", least) for row, number in table.items()}
     if key == "sources":
         return {row: _value(cells, "of", tuple[str, ...], f"{where}.{row}") for row, cells in table.items()}
     if key == "by_seed":
@@ -270,6 +270,13 @@ def _method(values: Any, where: str) -> dict[str, Any]:
     """Return what a cell says of one row."""
     _check_keys(_of(values, dict, where, "a table"), ("set", *_READ), where)
     return {key: _value(v, key, Settings if key == "set" else str, f"{where}.{key}") for key, v in values.items()}
+
+
+def _number(value: Any, where: str, least: float) -> float:
+    number = _of(value, int | float, where, "a number")
+    if not least <= number <= sys.float_info.max:
+        raise UserError(f"{where} must be {'finite' if least else 'finite and not negative'}, not {shown(value)}")
+    return float(number)
 
 
 def _of(value: Any, kind: Any, where: str, words: str) -> Any:
@@ -313,6 +320,8 @@ def _check(table: Table) -> None:
         first, _, other = cell.start.partition("/")
         if cell.start and (first not in [each.id for each in table.cells if not each.start] or other not in rows):
             raise UserError(f"{own}: start = {shown(cell.start)} is no CELL/ROW of this table that starts by itself")
+        if cell.probe:
+            _check_choice(cell.probe, PROBES, f"{own}: probe")
         if cell.base and not run_file(table.path, cell.base).is_file():
             raise UserError(f"{own}: there is no run file {cell.base}")
         if cell.kind != "run" and not cell.how and not cell.missing:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from bespoke.report.groups import people
 from bespoke.report.summary import SELECTIONS
-from bespoke.tables.beside import Beside, Number
-from bespoke.tables.spec import STATISTICS
+from bespoke.tables import results
+from bespoke.tables.beside import Number
+from bespoke.tables.spec import STATISTICS, Entry, Table
 
 _DERIVED = {
     "best": "the best of {of}",
@@ -31,16 +33,18 @@ _BENCHMARKS = {
 }
 
 
-def readings(beside: Beside) -> list[str]:
-    """Return how the numbers are obtained, a sentence each: what most have in common, then what differs."""
-    there = [number for number in beside.numbers if not number.entry.cell.missing]
-    read = [number for number in there if _derivation(number, beside) is None]
+def readings(table: Table, numbers: Sequence[Number]) -> list[str]:
+    """Return how the shown numbers are obtained, a sentence each: what most have in common, then what differs."""
+    there = [number for number in numbers if not number.entry.cell.missing]
+    shown = {number.entry.cell.id for number in numbers}
+    computed = {number.id: _derivation(number.entry, table, shown) for number in there}
+    read = [number for number in there if computed[number.id] is None]
     usual, others = [], []
     for aspect in (_what, _people, _view, _selection) if read else ():
         (text, _), *rest = _grouped(read, aspect)
         usual.append(text)
         others += [f"{_whole(numbers, read)}: {text}." for text, numbers in rest]
-    derived = _grouped([n for n in there if _derivation(n, beside) is not None], lambda n: _derivation(n, beside) or "")
+    derived = _grouped([n for n in there if computed[n.id] is not None], lambda n: computed[n.id] or "")
     others += [f"{_whole(numbers, there)}: {text}." for text, numbers in derived]
     first = "If not said otherwise, a number is" if others else "Each number is"
     return [*([f"{first} {'; '.join(usual)}."] if read else []), *others]
@@ -70,19 +74,26 @@ def _selection(number: Number) -> str:
     return SELECTIONS[number.entry.selection]
 
 
-def _derivation(number: Number, beside: Beside) -> str | None:
-    """Return how a number is computed; None if it is read from a run."""
-    row, cell = number.entry.row, number.entry.cell
+def _derivation(entry: Entry, table: Table, shown: Collection[str]) -> str | None:
+    """Return how a number is computed, where only some cells are shown; None if it is read from a run."""
+    row, cell = entry.row, entry.cell
     if row.best_of:
-        labels = {each.id: each.name for each in beside.table.rows}
+        labels = {each.id: each.name for each in table.rows}
         return f"the best of {' and '.join(labels[id] for id in row.best_of)}, chosen on the test rows"
     if cell.kind == "benchmark":
         return _BENCHMARKS.get(cell.how, cell.how)
-    if cell.kind == "derived" and cell.how in _DERIVED:
-        labels = {each.id: each.name for each in beside.table.cells}
-        named = " and ".join(labels.get(name, name) for name in cell.of)
-        return _DERIVED[cell.how].format(of=named if 0 < len(cell.of) < 4 else f"{len(cell.of) or 2} columns")
-    return None
+    if cell.kind != "derived" or cell.how not in _DERIVED:
+        return None
+    cells = {each.id: each for each in table.cells}
+    hidden = [dataclasses.replace(entry, cell=cells[id]) for id in cell.of if id in cells and id not in shown]
+    inner = dict.fromkeys(filter(None, (_derivation(each, table, shown) for each in hidden)))
+    if inner:  # a column that is not shown has no name
+        of = f"{len(cell.sources.get(row.id, cell.of))} numbers: {'; '.join(inner)}"
+    elif 0 < len(cell.of) < 4:
+        of = " and ".join(cells[id].name if id in cells else id for id in cell.of)
+    else:
+        of = f"{len(cell.of) or 2} columns"
+    return _DERIVED[cell.how].format(of=of)
 
 
 def _whole(some: Sequence[Number], all: Sequence[Number]) -> str:
@@ -113,6 +124,15 @@ def seeds(seeds: set[tuple[int, ...]]) -> str:
         )
     own = next(iter(seeds))
     return f"seed {own[0]}" if len(own) == 1 else f"seeds {', '.join(map(str, own))}"
+
+
+def left_out(numbers: Iterable[Number]) -> list[str]:
+    """Return a sentence for each table of which results with other settings were left out."""
+    outdated = dict.fromkeys(each for number in numbers for each in number.outdated)
+    seeds: dict[str, list[int]] = {}
+    for table, _, seed in outdated:
+        seeds.setdefault(table, []).append(seed)
+    return [f"{results.left_out(table, own)}." for table, own in seeds.items()]
 
 
 def machines(numbers: Iterable[Number]) -> str:

@@ -1,0 +1,152 @@
+"""Result files: what is refused when they are read, and what damaged ones do not stop."""
+
+import json
+
+import paper_tables
+import pytest
+
+from bespoke.errors import UserError
+from bespoke.tables import results
+
+
+@pytest.fixture
+def table(tmp_path):
+    cell = '[[cell]]\nid = "size"\nkind = "benchmark"\nhow = "parameters"\n'
+    return paper_tables.make(tmp_path, paper_tables.TABLE + cell)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "results"
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+
+
+def inside(content, place):
+    """Return the table in which a place such as "clients.rows" is, and its last key."""
+    *tables, last = place.split(".")
+    for key in tables:
+        content = content[key]
+    return content, last
+
+
+ALL = ("table", "cell", "seed", "status", "settings", "evaluate", "view", "source", "seconds")
+RUN = ("environment", "headline", "selection", "group", "metric", "higher", "totals", "curve", "clients")
+INNER = ("settings.algorithm", "settings.algorithm.name", "environment.device", "source.modules", "source.method")
+COLUMNS = ("client", "group", "condition", "rows", "metrics", "logged", "metrics.accuracy.sum", "metrics.loss.weight")
+
+
+@pytest.mark.parametrize(
+    "place", [*ALL, *RUN, *INNER, "curve.round", "higher.loss", *(f"clients.{column}" for column in COLUMNS)]
+)
+def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
+    content = json.loads(path.read_text())
+    assert results.read(path).content == content
+    own, last = inside(content, place)
+    del own[last]
+    write(path, content)
+    with pytest.raises(UserError, match=r"0\.json: is no result of a table: remove it, and sweep again"):
+        results.read(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("status", "half"),
+        ("seed", 1),
+        ("seed", False),
+        ("seed", "0"),
+        ("seconds", "9"),
+        ("evaluate", [3]),
+        ("source.modules", [3]),
+        ("higher.accuracy", 1),
+        ("totals.bytes_up", "many"),
+        ("probe", {"norms": 3}),
+        ("curve.loss", [0.5]),
+        ("curve.pooled", ["high"]),
+        ("clients.client", [0]),
+        ("clients.group", ["train"]),
+        ("clients.group", ["train", 3]),
+        ("clients.rows", [100, 100.5]),
+        ("clients.condition", ["clean"]),
+        ("clients.condition", ["clean", 3]),
+        ("clients.logged.beta_mean", [0.5]),
+        ("clients.logged.beta_mean", [0.5, "high"]),
+        ("clients.metrics.accuracy.sum", [70]),
+        ("clients.metrics.accuracy.sum", [70, "80"]),
+        ("clients.metrics.accuracy.weight", [100, 100, 100]),
+        ("clients.metrics.accuracy.sum", [70, [80]]),
+        ("clients.metrics.accuracy.sum", [[70, 70], [80, "80"]]),
+        ("clients.metrics.accuracy.sum", [[70, 70], [80, 80]]),  # the weights are numbers
+        ("clients.metrics.accuracy.sum", [70, float("nan")]),
+        ("clients.metrics.accuracy.sum", [70, float("inf")]),
+        ("clients.metrics.accuracy.sum", [70, 10**400]),
+    ],
+)
+def test_a_result_with_a_value_of_another_kind_is_refused(root, table, place, value):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
+    content = json.loads(path.read_text())
+    own, last = inside(content, place)
+    own[last] = value
+    write(path, content)
+    with pytest.raises(UserError, match="is no result of a table"):
+        results.read(path)
+
+
+def test_numbers_beyond_all_bounds_and_deep_nesting_are_refused(root, table):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0)
+    text = path.read_text()
+    for old, new in (("70", "1e999"), ("70", "NaN"), ('"logged": {}', f'"logged": {"[" * 10**5}')):
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(UserError, match="is no result of a table"):
+            results.read(path)
+
+
+def test_unknown_numbers_and_curves_are_read(root, table):
+    clients = paper_tables.content(table.entry("easy/ditto"), 0, [70.0, 80.0])["clients"]
+    clients["metrics"]["accuracy"]["sum"][1] = None
+    clients["metrics"]["loss"] = {"sum": [[1, None], [2, 3]], "weight": [[5, 5], [5, 5]]}
+    path = paper_tables.put(root, table, "easy/ditto", 0, clients=clients, probe={"norms": {}})
+    assert results.read(path).done
+
+
+@pytest.mark.parametrize("key", ["error", "source", "settings"])
+def test_a_failed_result_says_why_it_failed(root, table, key):
+    path = paper_tables.fail(root, table, "easy/ditto", 0, "the memory is too small")
+    content = json.loads(path.read_text())
+    assert not results.read(path).done
+    del content[key]
+    write(path, content)
+    with pytest.raises(UserError, match="is no result of a table"):
+        results.read(path)
+
+
+@pytest.mark.parametrize("value", ["many", [3]])
+def test_a_counted_result_has_a_number(root, table, value):
+    assert results.read(paper_tables.put(root, table, "size/ditto", 0, value=3)).done
+    path = paper_tables.put(root, table, "size/ditto", 0, value=value)
+    with pytest.raises(UserError, match="is no result of a table"):
+        results.read(path)
+
+
+@pytest.mark.parametrize("name", ["1.json", "00.json", "1-0123abcd.json"])
+def test_the_file_of_another_seed_is_refused(root, table, name):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0)
+    path.with_name(name).write_text(path.read_text())
+    with pytest.raises(UserError, match=f"{name}: is no result of a table"):
+        (results.tries if "-" in name else results.of)(root, table.entry("easy/ditto"))
+
+
+def test_a_damaged_file_does_not_stop_what_others_are_read_for(root, table):
+    paper_tables.put(root, table, "easy/ditto", 0, 70.0)
+    damaged = paper_tables.put(root, table, "hard/ditto", 0, 70.0)
+    content = json.loads(damaged.read_text())
+    del content["environment"]
+    write(damaged, content)
+    assert [found.content["cell"] for found in results.everything(root)] == ["easy/ditto"]
+    assert [*results.of(root, table.entry("easy/ditto"))] == [0]
+    assert results.at(root, table.entry("hard/ditto"), 0) is None
