@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     backend: str  # batched: a cohort at once; loop: one client after another; auto: chosen by the device
     device: str  # cpu, cuda or auto
     precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
+    processes: int | str  # that share the work on a machine's cores; auto: as many as cores, where that pays
     states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
     resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
