@@ -176,7 +176,12 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rounds between checkpoints.")] = 10,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2**31 - 1, help="Rounds between checkpoints; default 10, or more where they are large."
+        ),
+    ] = None,
     processes: Annotated[
         str,
         typer.Option(

@@ -45,7 +45,7 @@ _DEFAULTS: Options = {
     "processes": 1,
     "resume": False,
     "callbacks": (),
-    "checkpoint_every": 10,
+    "checkpoint_every": None,
     "stop": lambda: False,
     "about": {},
 }
@@ -86,7 +86,11 @@ def _check_options(call: str, chosen: Options) -> None:
     _check_kinds(
         call,
         processes=(number, "a number from 1, or auto", several),
-        checkpoint_every=(every, "a number of rounds from 1", _is_number(every, whole=True) and every >= 1),
+        checkpoint_every=(
+            every,
+            "a number of rounds from 1",
+            every is None or (_is_number(every, whole=True) and every >= 1),
+        ),
         stop=(stop, "a function without arguments", callable(stop)),
         callbacks=(calls, "a list of functions", isinstance(calls, Sequence) and all(map(callable, calls))),
         about=(about, "a dict", isinstance(about, dict)),
