@@ -1,5 +1,6 @@
 """One run over several processes of this machine: the same bits, one voice, one writer, and no process left over."""
 
+import functools
 import os
 import signal
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from bespoke.clients import SequentialClients, processes
 from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.errors import UserError
-from bespoke.runs import spreading
+from bespoke.runs import api, spreading
 from bespoke.runs.experiment import load
 
 COMMON = {
@@ -118,45 +119,76 @@ def four_cores(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
 
-def chosen(monkeypatch, seconds, **training):
-    """The number of processes and the notes of a run whose clients take so many seconds each."""
-    monkeypatch.setattr(spreading, "_client_seconds", lambda federation: seconds)
-    monkeypatch.setattr(processes, "together", lambda number, work: pytest.fail(str(number)))
-    made = experiment(**(COMMON | {"rounds": 20, "rate": 1.0} | training))
-    try:
-        return bespoke.run(made, device="cpu", processes="auto", backend=training.pop("backend", "auto")).notes
-    except pytest.fail.Exception as told:
-        return int(str(told))
+@pytest.fixture
+def how(monkeypatch, four_cores):
+    """How a run is carried out whose clients take so many seconds, one after another and in blocks."""
+
+    def chosen(alone, block=10.0, backend="auto", **training):
+        def seconds(federation, count):
+            return block if federation.clients.name == "batched" else alone
+
+        monkeypatch.setattr(spreading, "_client_seconds", seconds)
+        made = experiment(**(COMMON | {"data": {"clients": 20, "rows": 400}, "rounds": 20, "rate": 1.0} | training))
+        parts = api.built(made, "cpu", "auto")
+        make = functools.partial(api.assemble, made, parts, states="device")
+        return spreading.choose("auto", backend, parts.task.device, make)[:2]
+
+    return chosen
 
 
-def test_auto_takes_all_cores_where_that_pays(monkeypatch, four_cores):
-    assert chosen(monkeypatch, 1.0) == 4
-    assert chosen(monkeypatch, 1.0, rate=0.3) == 2  # no more than a round has clients
-    assert chosen(monkeypatch, 0.05) == []  # the exchange would cost as much as it saves
-    assert chosen(monkeypatch, 1.0, rounds=1) == []  # over before they have started
+def test_auto_takes_all_cores_where_that_pays(how):
+    assert how(1.0) == ("auto", 4)
+    assert how(1.0, rate=0.1) == ("auto", 2)  # no more than a round has clients
+    assert how(0.02) == ("auto", 1)  # the exchange would cost as much as it saves
+    assert how(1.0, rounds=1) == ("auto", 4) and how(0.1, rounds=1) == ("auto", 1)  # over before they have started
 
 
-def test_auto_keeps_one_process_where_several_would_change_the_bits_or_cannot_start(monkeypatch, four_cores):
+def test_auto_takes_blocks_where_clients_are_small_and_blocks_are_much_faster(how):
+    long = {"rounds": 200}
+    assert how(0.02, 0.005, **long) == ("batched", 1)
+    assert how(0.02, 0.011, **long) == ("auto", 1)  # not twice as fast
+    assert how(0.04, 0.011, **long) == ("auto", 4)  # four processes are faster than blocks, with the bits of one
+    assert how(0.04, 0.009, **long) == ("batched", 1)
+    assert how(0.02, 0.005, rounds=10) == ("auto", 1)  # too short to pay
+    assert how(0.02, 0.005, rate=0.5, **long) == ("auto", 1)  # too few clients for a block
+    assert how(0.02, 0.0, **long) == ("auto", 1)  # the method fails in blocks
+    assert how(0.02, 0.005, backend="loop", **long) == ("loop", 1)  # as was asked for
+
+
+def test_auto_keeps_one_process_where_several_cannot_start(how, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert chosen(monkeypatch, 1.0) == []
+    assert how(1.0) == ("auto", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert how(1.0, backend="batched") == ("batched", 1)  # other bits
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert chosen(monkeypatch, 1.0) == []
+    assert how(1.0) == ("auto", 1)
     with pytest.raises(UserError, match=r"--processes 2 .*cannot start where torch sees a GPU"):
         bespoke.run(experiment(), device="cpu", processes=2)
 
 
-def test_the_note_says_what_was_chosen(monkeypatch, four_cores, tmp_path):
-    monkeypatch.setattr(spreading, "_client_seconds", lambda federation: 1.0)
-    done = bespoke.run(experiment(**(COMMON | {"rounds": 6})), tmp_path / "run", device="cpu", processes="auto")
+def test_notes_say_what_was_chosen_and_a_run_goes_on_as_it_began(monkeypatch, four_cores, tmp_path):
+    made = experiment(**(COMMON | {"data": {"clients": 20, "rows": 400}, "rounds": 6, "rate": 1.0}))
+    monkeypatch.setattr(spreading, "_client_seconds", lambda federation, count: 1.0)
+    done = bespoke.run(made, tmp_path / "run", device="cpu", processes="auto")
     assert [note for note in done.notes if "spread over 4 processes of one thread each" in note]
-    assert done.folder.read_json("environment.json")["notes"] == done.notes
+    told = done.folder.read_json("environment.json")
+    assert told["notes"] == done.notes and (told["backend"], told["world_size"]) == ("loop", 4)
+
+    monkeypatch.setattr(spreading, "_RUN", 0.0)
+    monkeypatch.setattr(spreading, "_client_seconds", lambda federation, count: 0.01 / count)
+    asked = iter([False, True])
+    done = bespoke.run(made, tmp_path / "blocks", device="cpu", processes="auto", stop=lambda: next(asked, True))
+    assert [note for note in done.notes if "16.0 times faster in blocks" in note]
+    monkeypatch.setattr(spreading, "_client_seconds", lambda federation, count: 1.0)
+    done = bespoke.run(made, tmp_path / "blocks", device="cpu", processes="auto", resume=True)
+    assert done.folder.read_json("environment.json")["backend"] == "batched"
 
 
 def test_the_seconds_of_a_client_are_measured_and_change_nothing():
-    found = spreading._client_seconds(made := _federation("fedavg"))
-    assert 0.0 < found < 10.0 and not made.clients.states()
-    assert spreading._client_seconds(_federation(Broken())) == 0.0  # the run itself will tell
+    for backend, count in (("loop", 1), ("batched", 4)):
+        found = spreading._client_seconds(made := _federation("fedavg", backend), count)
+        assert 0.0 < found < 10.0 and not made.clients.states()
+    assert spreading._client_seconds(_federation(Broken(), "loop"), 1) == 0.0  # the run itself will tell
 
 
 @final
@@ -171,11 +203,9 @@ class Broken(Algorithm):
         return down["model"]
 
 
-def _federation(method):
-    from bespoke.runs import api
-
+def _federation(method, backend):
     made = experiment(method, **COMMON)
-    return api.assemble(made, api.built(made, "cpu", "auto"), "loop", "device")
+    return api.assemble(made, api.built(made, "cpu", "auto"), backend, "device")
 
 
 def test_the_command_takes_a_number_or_auto(tmp_path):

@@ -26,13 +26,14 @@ from bespoke.errors import UserError, shown
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
 from bespoke.models.text import check_tokens
+from bespoke.records import RunFolder
 from bespoke.registry import closest
 from bespoke.runs.costs import check_costs
-from bespoke.runs.execution import Options, execute
+from bespoke.runs.execution import Options, execute, said
 from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import QUICK, Evaluation, Federation
 from bespoke.runs.results import Run, ready
-from bespoke.runs.spreading import gathered, spread
+from bespoke.runs.spreading import choose, gathered
 
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
 
@@ -369,17 +370,21 @@ def federate(
 def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Run an experiment whose data and model are built."""
     chosen = _DEFAULTS | options
-    notes = list[str]()
-
-    def make() -> Federation:
-        return assemble(experiment, parts, chosen["backend"], chosen["states"], notes)
+    backend, device = _backend(chosen, out), parts.task.device
+    how = choose(chosen["processes"], backend, device, lambda name: assemble(experiment, parts, name, chosen["states"]))
 
     def work() -> Run:
-        return execute(experiment, make(), parts.pool, parts.described, out, chosen)
+        federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
+        return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
-    number, notes = spread(chosen["processes"], parts.task.device, make)
+    return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
 
-    return gathered(processes.together(number, work)) if number > 1 else work()
+
+def _backend(chosen: Options, out: str | Path | None) -> str:
+    """Return the backend that was asked for; that of a run which goes on is what it began with."""
+    began = said(RunFolder(out), "backend") if out is not None and chosen["resume"] else ""
+    free = chosen["backend"] == "auto" and chosen["processes"] == "auto"
+    return began if free and began in BACKENDS else chosen["backend"]
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

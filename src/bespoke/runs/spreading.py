@@ -1,10 +1,11 @@
-"""One run on all cores of a machine: whether several processes pay, and one process again at its end."""
+"""How a run uses the cores of a CPU: one client after another, in blocks, or spread over several processes."""
 
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -16,38 +17,58 @@ from bespoke.runs.federation import Federation
 from bespoke.runs.folder import CHECKPOINTS
 from bespoke.runs.results import Run
 
-_ROUND = 0.5  # seconds of a round from which on the exchange of uploads is small beside it
-_RUN = 10.0  # seconds to gain, so that starting the processes is small beside them
+_ROUND = 0.5  # seconds of a round from which on the exchange of uploads between processes is small beside it
+_RUN = 10.0  # seconds to gain, so that looking for a faster way and starting processes is small beside them
+_SMALL = 0.05  # seconds of a client's training: above them blocks gain nothing on a CPU
+_BLOCK = 16  # clients in the trial of a block
+_FASTER = 2.0  # times that blocks must be faster, since their last bits differ
 
 
-def spread(wanted: int | str, device: torch.device, make: Callable[[], Federation]) -> tuple[int, list[str]]:
-    """Return over how many processes to spread a run's clients, and a note where nobody asked for that number.
+class How(NamedTuple):
+    """How the clients of a run are carried out."""
 
-    ``auto`` is one for each core where the clients are run one after another, so that the bits are the same, and
-    where that saves time, which the training of one client tells. ``make`` builds the run's federation in one process.
+    backend: str
+    processes: int = 1
+    notes: Sequence[str] = ()
+
+
+def choose(wanted: int | str, backend: str, device: torch.device, make: Callable[[str], Federation]) -> How:
+    """Choose the number of processes, and with ``auto`` for both also the backend, and note what nobody asked for.
+
+    ``auto`` is one process for each core where clients run one after another, so that the bits are the same, and where
+    that saves time; or one process with clients in blocks, where they are small and blocks are much faster. The
+    training of a few clients tells. ``make(backend)`` builds the run's federation in one process.
     """
-    if processes.world() > 1 and wanted == "auto":
-        return 1, []
     refusal = _refusal(device)
     if isinstance(wanted, int):
         if wanted > 1 and refusal:
             raise UserError(f"--processes {wanted} (processes={wanted} in Python): {refusal}")
-        return wanted, []
-    cores = len(os.sched_getaffinity(0)) if not refusal else 1
-    if cores < 2 or torch.get_num_threads() > 1:
-        return 1, []
-    federation = make()
+        return How(backend, wanted)
+    if refusal or processes.world() > 1 or torch.get_num_threads() > 1 or backend == "batched":
+        return How(backend)
+    federation = make("loop")
     cohort = rng.cohort_size(federation.num_clients, federation.training.rate)
-    number = min(cores, cohort)
-    if number < 2 or federation.clients.name != "loop":
-        return 1, []
-    seconds = cohort * _client_seconds(federation)
-    if seconds < _ROUND or seconds * federation.training.rounds * (1.0 - 1.0 / number) < _RUN:
-        return 1, []
-    return number, [
-        f"a round takes about {seconds:.1f} s in one process, so the clients are spread over {number} processes of one "
-        "thread each, with the same bits; --processes 1 (processes=1 in Python) keeps one"
-    ]
+    number = min(len(os.sched_getaffinity(0)), cohort)
+    each = _client_seconds(federation, 1)
+    one_round = cohort * each
+    run = one_round * federation.training.rounds
+    if backend == "auto" and each < _SMALL and cohort >= _BLOCK and run * (1.0 - 1.0 / _FASTER) > _RUN:
+        faster = each / (_client_seconds(make("batched"), _BLOCK) or each)
+        if faster > max(_FASTER, number if one_round > _ROUND else 1):
+            return How("batched", 1, [_BLOCKS.format(faster)])
+    if number < 2 or one_round < _ROUND or run * (1.0 - 1.0 / number) < _RUN:
+        return How(backend)
+    return How(backend, number, [_PROCESSES.format(one_round, number)])
+
+
+_BLOCKS = (
+    "clients are small and train about {:.1f} times faster in blocks than one after another, so that is how they are "
+    "run; --backend loop (backend='loop' in Python) runs one after another, whose last bits differ"
+)
+_PROCESSES = (
+    "a round takes about {:.1f} s in one process, so the clients are spread over {} processes of one thread each, with "
+    "the same bits; --processes 1 (processes=1 in Python) keeps one"
+)
 
 
 def _refusal(device: torch.device) -> str:
@@ -61,23 +82,23 @@ def _refusal(device: torch.device) -> str:
     return ""
 
 
-def _client_seconds(federation: Federation) -> float:
-    """Return how long a client of median size trains; infinitely short if it fails, which the run will tell."""
-    clients = federation.clients
-    assert isinstance(clients, Simulated)  # in one process
-    sizes = clients.pool.train.sizes[: federation.num_clients]
-    typical = sorted(range(len(sizes)), key=lambda client: sizes[client])[len(sizes) // 2]
-    shared, own = federation.down(federation.start(), [typical])
+def _client_seconds(federation: Federation, count: int) -> float:
+    """Return how long each of so many clients of about median size trains; 0 if that fails, which the run will tell."""
+    assert isinstance(federation.clients, Simulated)  # in one process
+    sizes = federation.clients.pool.train.sizes[: federation.num_clients]
+    start = max(0, (len(sizes) - count) // 2)
+    clients = sorted(range(len(sizes)), key=lambda client: sizes[client])[start : start + count]
+    shared, own = federation.down(federation.start(), clients)
     try:
         for _ in range(2):  # the first call may set things up
             begin = time.perf_counter()
-            clients.train(1, [typical], shared, own)
+            federation.clients.train(1, clients, shared, own)
             seconds = time.perf_counter() - begin
             if seconds > 1.0:
                 break
     except Exception:
         return 0.0
-    return seconds
+    return seconds / len(clients)
 
 
 def gathered(done: Run) -> Run:
