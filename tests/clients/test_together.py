@@ -131,7 +131,8 @@ def how(monkeypatch, four_cores):
         made = experiment(**(COMMON | {"data": {"clients": 20, "rows": 400}, "rounds": 20, "rate": 1.0} | training))
         parts = api.built(made, "cpu", "auto")
         make = functools.partial(api.assemble, made, parts, states="device")
-        return spreading.choose("auto", backend, parts.task.device, make)[:2]
+        options = {"processes": "auto", "backend": backend, "resume": False}
+        return spreading.choose(options, None, parts.task.device, make)[:2]
 
     return chosen
 

@@ -26,10 +26,9 @@ from bespoke.errors import UserError, shown
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
 from bespoke.models.text import check_tokens
-from bespoke.records import RunFolder
 from bespoke.registry import closest
 from bespoke.runs.costs import check_costs
-from bespoke.runs.execution import Options, execute, said
+from bespoke.runs.execution import Options, execute
 from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import QUICK, Evaluation, Federation
 from bespoke.runs.results import Run, ready
@@ -258,11 +257,8 @@ def built(experiment: Experiment, device: str, precision: str) -> Built:
     experiment.import_modules()
     pool, described = data_of(experiment)
     objective, model, key = objective_of(experiment), experiment.located()[1], _init_key(experiment.seed)
-    where, dtype, outputs = (
-        pick_device(device),
-        torch.get_default_dtype(),
-        objective.num_outputs(pool.y, pool.num_classes),
-    )
+    where, dtype = pick_device(device), torch.get_default_dtype()
+    outputs = objective.num_outputs(pool.y, pool.num_classes)
     own = pick_precision(precision, where, dtype)
     task = build_task(model, tuple(pool.x.shape[1:]), outputs, where, dtype, own, objective, key)
     return Built(pool, task, read_start(model.start, task) if model.start else task.init(key), described)
@@ -370,21 +366,13 @@ def federate(
 def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Run an experiment whose data and model are built."""
     chosen = _DEFAULTS | options
-    backend, device = _backend(chosen, out), parts.task.device
-    how = choose(chosen["processes"], backend, device, lambda name: assemble(experiment, parts, name, chosen["states"]))
+    how = choose(chosen, out, parts.task.device, lambda name: assemble(experiment, parts, name, chosen["states"]))
 
     def work() -> Run:
         federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
         return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
     return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
-
-
-def _backend(chosen: Options, out: str | Path | None) -> str:
-    """Return the backend that was asked for; that of a run which goes on is what it began with."""
-    began = said(RunFolder(out), "backend") if out is not None and chosen["resume"] else ""
-    free = chosen["backend"] == "auto" and chosen["processes"] == "auto"
-    return began if free and began in BACKENDS else chosen["backend"]
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

@@ -63,7 +63,7 @@ def execute(
     processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
     with taken(out, chosen["resume"]) as (folder, notes):
         start = _opened(experiment, federation, told, folder)
-        store, notes = federation.clients.store, [*notes, *start.notes]
+        store, notes, pace = federation.clients.store, [*notes, *start.notes], _Pace(chosen["checkpoint_every"])
         environment = environment_of(experiment, federation, start.label) | chosen["about"]
         if processes.first():
             if not (folder.path / FEDERATION).exists():
@@ -71,23 +71,20 @@ def execute(
             folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
         processes.wait()
 
-        pace = _Pace(chosen["checkpoint_every"])
-
         def checkpoint(round: int, server: Tree) -> None:
-            begin, files = time.monotonic(), store.flush()
+            files = store.flush()
             if processes.first():
                 lengths = folder.offsets()
                 kept = Checkpoint(round, server, files, lengths, folder.sums(lengths), federation.bound.recent)
                 save(folder.path / CHECKPOINTS, kept, start.label)
             processes.wait()  # files that no checkpoint names are removed before any process writes new ones
-            pace.written(begin)
 
         server = recorded(
             federation,
             folder if processes.first() else _Reader(folder),
             start.server,
             start.round,
-            checkpoint=checkpoint,
+            checkpoint=pace.timed(checkpoint),
             due=pace.due,
             stop=lambda: processes.any_of(chosen["stop"]() or processes.orphaned()),
             callbacks=chosen["callbacks"] if processes.first() else (),
@@ -140,10 +137,16 @@ class _Pace:
         self._postponed += regular and not due
         return due
 
-    def written(self, begin: float) -> None:
-        """Note that one was written, begun at this moment."""
-        self._last = time.monotonic()
-        self._seconds = self._last - begin
+    def timed(self, write: Callable[[int, Tree], None]) -> Callable[[int, Tree], None]:
+        """Return a function that writes a checkpoint and notes how long that took."""
+
+        def written(round: int, server: Tree) -> None:
+            begin = time.monotonic()
+            write(round, server)
+            self._last = time.monotonic()
+            self._seconds = self._last - begin
+
+        return written
 
     def notes(self) -> list[str]:
         if not self._postponed:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from bespoke.clients import ShardedClients, Simulated, processes
 from bespoke.core import rng
 from bespoke.errors import UserError
-from bespoke.runs.execution import label_of, newest
+from bespoke.records import RunFolder
+from bespoke.runs.execution import Options, label_of, newest, said
 from bespoke.runs.federation import Federation
 from bespoke.runs.folder import CHECKPOINTS
 from bespoke.runs.results import Run
@@ -32,20 +34,23 @@ class How(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def choose(wanted: int | str, backend: str, device: torch.device, make: Callable[[str], Federation]) -> How:
+def choose(options: Options, out: str | Path | None, device: torch.device, make: Callable[[str], Federation]) -> How:
     """Choose the number of processes, and with ``auto`` for both also the backend, and note what nobody asked for.
 
     ``auto`` is one process for each core where clients run one after another, so that the bits are the same, and where
     that saves time; or one process with clients in blocks, where they are small and blocks are much faster. The
-    training of a few clients tells. ``make(backend)`` builds the run's federation in one process.
+    training of a few clients tells; a run in ``out`` that goes on keeps the backend it began with. ``make(backend)``
+    builds the run's federation in one process.
     """
-    refusal = _refusal(device)
+    wanted, backend, refusal = options["processes"], options["backend"], _refusal(device)
     if isinstance(wanted, int):
         if wanted > 1 and refusal:
             raise UserError(f"--processes {wanted} (processes={wanted} in Python): {refusal}")
         return How(backend, wanted)
     if refusal or processes.world() > 1 or torch.get_num_threads() > 1 or backend == "batched":
         return How(backend)
+    if backend == "auto" and options["resume"] and out is not None and said(RunFolder(out), "backend") == "batched":
+        return How("batched")
     federation = make("loop")
     cohort = rng.cohort_size(federation.num_clients, federation.training.rate)
     number = min(len(os.sched_getaffinity(0)), cohort)
