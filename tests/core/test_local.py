@@ -382,6 +382,7 @@ OPTIMISERS = {
     "all of SGD": {"momentum": 0.7, "weight_decay": 0.1, "clip": 0.05},
     "adam": {"optimizer": "adam"},
     "all of adam": {"optimizer": "adam", "beta1": 0.5, "beta2": 0.9, "weight_decay": 0.1, "clip": 0.05},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.5},
 }
 
 
@@ -391,9 +392,9 @@ def torch_training(client, start, training, epochs, rates=None, sizes=SIZES):
     model.load_state_dict(start)
     named = dict(model.named_parameters())
     groups = [{"params": [p], "lr": rates[n] if rates else training.lr} for n, p in named.items()]
-    if training.optimizer == "adam":
-        betas = (training.beta1, training.beta2)
-        optimiser = torch.optim.Adam(groups, betas=betas, weight_decay=training.weight_decay)
+    if training.optimizer != "sgd":
+        kind, betas = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}, (training.beta1, training.beta2)
+        optimiser = kind[training.optimizer](groups, betas=betas, weight_decay=training.weight_decay)
     else:
         optimiser = torch.optim.SGD(groups, momentum=training.momentum, weight_decay=training.weight_decay)
     rows = pool(sizes).train.client(client)
@@ -421,7 +422,7 @@ RATES = {"head.bias": 0.3, "body.weight": 0.02, "head.weight": 0.1, "body.bias":
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["plain", "all of SGD", "all of adam"])
+@pytest.mark.parametrize("name", ["plain", "all of SGD", "all of adam", "adamw"])
 def test_rates_by_name(name, backend):
     """In any order: the names count."""
     training = Training(batch=64, epochs=4, lr=0.05, **OPTIMISERS[name])

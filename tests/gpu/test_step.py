@@ -153,6 +153,39 @@ def test_the_step_of_sgd(momentum, decay):
 
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_the_step_of_adam(kind, decay):
+    """Four steps beside torch's, on the first lanes of a buffer; one client rests once, with NaN gradients."""
+    from bespoke.gpu.step_kernels import adam_update
+
+    shapes = [(3,), (30, 50), (1,), (1024,)] + [(5, 2)] * 15  # more than one launch takes
+    params = [drawn(4, *shape, seed=i)[:3].to(DEVICE) for i, shape in enumerate(shapes)]
+    rates = torch.tensor([0.01, 0.02, 0.03], device=DEVICE)
+    alone = [[torch.nn.Parameter(p[k].clone()) for p in params] for k in range(3)]
+    steps = [kind(ps, r.item(), (0.8, 0.95), weight_decay=decay) for ps, r in zip(alone, rates, strict=True)]
+    moments = {name: [torch.zeros_like(p) for p in params] for name in ("m", "v")} | {"t": [torch.zeros_like(rates)]}
+    for t in range(4):
+        grads = [drawn(3, *shape, seed=100 * t + i).to(DEVICE) for i, shape in enumerate(shapes)]
+        active = torch.tensor([True, t != 1, True], device=DEVICE) if t < 3 else None
+        for k in range(3):
+            for p, g in zip(alone[k], grads, strict=True):
+                p.grad = g[k].clone()
+            if active is None or active[k]:
+                steps[k].step()
+            else:
+                for g in grads:
+                    g[k] = torch.nan
+        adam_update(params, grads, moments, rates, active, decay, (0.8, 0.95), kind is torch.optim.AdamW)
+    assert moments["t"][0].tolist() == [4.0, 3.0, 4.0]
+    for i, p in enumerate(params):
+        torch.testing.assert_close(p, torch.stack([ps[i].detach() for ps in alone]), rtol=0, atol=2e-6)
+        first = torch.stack([each.state[ps[i]]["exp_avg_sq"] for each, ps in zip(steps, alone, strict=True)])
+        torch.testing.assert_close(moments["v"][i], first, rtol=1e-5, atol=1e-8)
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize(("clients", "rows", "classes"), [(3, 10, 10), (1, 1, 2), (2, 70, 37), (2, 5, 100)])
 def test_the_kernel_of_the_loss(clients, rows, classes):
     from bespoke.gpu.step_kernels import cross_entropy

@@ -106,7 +106,7 @@ def test_every_setting_is_described_with_its_allowed_values():
     described = {key: text for key, _, text in describe(bespoke.Training)}
     assert described["lr"].endswith("(greater than 0)")
     assert described["rate"].endswith("(greater than 0 and at most 1)")
-    assert described["optimizer"].endswith("(one of 'sgd', 'adam')")
+    assert described["optimizer"].endswith("(one of 'sgd', 'adam', 'adamw')")
 
 
 # --- mistakes in a file -------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ MISTAKES = {
     "beyond the range": ({"training": {"rate": 1.5}}, ["[training] rate", "at most 1", "1.5"]),
     "not finite": ({"training": {"lr": float("nan")}}, ["[training] lr", "greater than 0", "nan"]),
     "infinite": ({"data": {"spread": float("inf")}}, ["[data] spread", "inf"]),
-    "none of the choices": ({"training": {"optimizer": "sdg"}}, ["optimizer", "'sgd', 'adam'", "'sdg'"]),
+    "none of the choices": ({"training": {"optimizer": "sdg"}}, ["optimizer", "'sgd', 'adam', 'adamw'", "'sdg'"]),
     "out of a method's range": ({"algorithm": {"name": "ditto", "lam": -1.0}}, ["[algorithm] lam", "at least 0", "-1"]),
     "unknown method": ({"algorithm": {"name": "fedrap"}}, ["'fedrap'", "did you mean 'fedrep'", "lg_fedavg"]),
     "method that is no text": ({"algorithm": {"name": ["fedavg"]}}, ["no method ['fedavg']", "fedavg_ft"]),

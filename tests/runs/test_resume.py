@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ import bespoke
 from bespoke.clients import states
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
+from bespoke.runs import execution
 from bespoke.runs.checkpoint import load_newest
 
 EVERY = 2  # rounds between checkpoints
@@ -480,6 +482,48 @@ def test_an_early_stop_is_the_same_after_resume(tmp_path):
         assert_same_result(folder, tmp_path / "whole")
     again = bespoke.run(spec, tmp_path / "whole", resume=True)
     assert again.summary["rounds"] == last
+
+
+# --- how often ------------------------------------------------------------------------------------------------------
+
+
+def checkpoints_of(monkeypatch, folder, seconds, each=1.0, **options):
+    """The rounds after which checkpoints were written, where one takes so many seconds, and a round ``each``."""
+    now, rounds = [0.0], list[int]()
+
+    def save(*args):
+        rounds.append(args[1].round)
+        now[0] += seconds
+        return written(*args)
+
+    def next_round(event):
+        now[0] += each
+
+    written = execution.save
+    monkeypatch.setattr(execution, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(execution, "save", save)
+    spec = experiment(rounds=85, rate=0.2)
+    return rounds, bespoke.run(spec, folder, device="cpu", callbacks=[next_round], **options).notes
+
+
+def test_large_checkpoints_are_written_less_often_and_a_note_says_so(monkeypatch, tmp_path):
+    rounds, notes = checkpoints_of(monkeypatch, tmp_path / "run", 3.0)
+    assert rounds == [10, 40, 70, 85]  # 3 s are a tenth of 30
+    assert notes == [
+        "a checkpoint took 3.0 s, so 5 of those after every 10 rounds were left out; --checkpoint-every N "
+        "(checkpoint_every=N in Python) writes them all"
+    ]
+
+
+def test_of_long_rounds_at_most_a_minute_is_lost(monkeypatch, tmp_path):
+    rounds, _ = checkpoints_of(monkeypatch, tmp_path / "run", 0.5, each=25.0)
+    assert rounds[:6] == [4, 7, 10, 13, 16, 19]
+
+
+def test_small_checkpoints_and_those_asked_for_are_all_written(monkeypatch, tmp_path):
+    assert checkpoints_of(monkeypatch, tmp_path / "small", 0.9) == ([10, 20, 30, 40, 50, 60, 70, 80, 85], [])
+    monkeypatch.undo()
+    assert checkpoints_of(monkeypatch, tmp_path / "asked", 30.0, checkpoint_every=20) == ([20, 40, 60, 80, 85], [])
 
 
 if __name__ == "__main__":

@@ -176,7 +176,18 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rounds between checkpoints.")] = 10,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2**31 - 1, help="Rounds between checkpoints; default 10, or more where they are large."
+        ),
+    ] = None,
+    processes: Annotated[
+        str,
+        typer.Option(
+            "--processes", metavar="N", help="Processes on the CPU's cores; auto: as many as cores, where that pays."
+        ),
+    ] = "auto",
     threads: Annotated[
         int, typer.Option(min=1, max=1024, help="CPU threads; clients' batches are small, so 1 is fast.")
     ] = 1,
@@ -188,14 +199,14 @@ def run(
 ) -> None:
     """Run an experiment and record it in a folder."""
     from bespoke import loggers
-    from bespoke.clients import processes
+    from bespoke.clients import processes as peers
     from bespoke.records import RunFolder
     from bespoke.report.summary import trouble
     from bespoke.runs import api
     from bespoke.runs.experiment import load
 
     _use_threads(threads)
-    processes.join()
+    peers.join()
     if seed is not None and seeds:
         raise UserError("give --seed or --seeds, not both")
     results = []
@@ -205,7 +216,7 @@ def run(
         folder = _folder(experiment, loaded, out, bool(seeds))
         if resume and not RunFolder(folder).holds_run() and not (folder.is_dir() and any(folder.iterdir())):
             print(visible(f"note: {folder} holds no run to resume; starting a new one"), file=sys.stderr)
-        tools = log if log and processes.first() else ()
+        tools = log if log and peers.first() else ()
         trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
         with progress.shown(loaded, quiet or as_json, _several()) as (callback, stopped):
             done = api.run(
@@ -215,6 +226,7 @@ def run(
                 device=device,
                 precision=precision,
                 states=states,
+                processes=_number(processes),
                 resume=resume,
                 callbacks=[callback, *trackers],
                 checkpoint_every=checkpoint_every,
@@ -224,10 +236,10 @@ def run(
         for note in done.notes:
             print(visible(f"note: {note}"), file=sys.stderr)
         last, total = done.summary["rounds"], loaded.training.rounds
-        if processes.any_of(stopped()) and (last < total or number != wanted[-1]):
+        if peers.any_of(stopped()) and (last < total or number != wanted[-1]):
             command = shlex.join(["bespoke", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
             print(f"stopped after round {last} of {total}, all saved; resume with: {command}", file=sys.stderr)
-            raise typer.Exit(max(code for code, _ in processes.gather(stopped.code, {})))  # the same in every process
+            raise typer.Exit(max(code for code, _ in peers.gather(stopped.code, {})))  # the same in every process
         if save_models:
             done.save_models()
         results.append((done, folder))
@@ -238,6 +250,13 @@ def run(
         print(json.dumps(summaries if seeds else summaries[0], indent=2))
     if any(trouble(done.summary) for done, _ in results):
         raise typer.Exit(3)
+
+
+def _number(text: str) -> int | str:
+    """Return the number of processes, or ``auto``."""
+    if text != "auto" and not (text.isdecimal() and 1 <= int(text) <= 1024):
+        raise UserError(f"--processes takes auto or a number from 1 to 1024, not {text!r}")
+    return text if text == "auto" else int(text)
 
 
 def _use_threads(threads: int) -> None:

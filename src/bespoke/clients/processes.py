@@ -1,8 +1,9 @@
 """The processes of one run: which one is first, and how they exchange data.
 
-``torchrun`` starts a program several times and numbers the processes. All of them call the functions here at
-the same places; in a run of one process they cost nothing. Messages are JSON text and the bytes of tensors,
-so nothing is unpickled: text by gloo, tensors by gloo on the CPU and by NCCL on CUDA.
+``torchrun`` starts a program several times and numbers the processes; :func:`together` forks this one for a single
+run on one machine's cores. All of them call the functions here at the same places; in a run of one process they
+cost nothing. Messages are JSON text and the bytes of tensors, so nothing is unpickled: text by gloo, tensors by gloo
+on the CPU and by NCCL on CUDA.
 """
 
 import atexit
@@ -10,10 +11,17 @@ import contextlib
 import json
 import math
 import os
+import select
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -86,6 +94,101 @@ def own_gpu() -> torch.device:
 
 def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", rank()))
+
+
+# --- processes of one run on this machine's cores -----------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class _Fork(NamedTuple):
+    pid: int
+    said: int  # a pipe's end from which its error is read
+
+
+def together(number: int, work: Callable[[], T]) -> T:
+    """Call ``work`` in this process and in ``number - 1`` forks of it, all joined; return what it returns here.
+
+    Each computes with one thread. The forks have this process's memory as it is now; they are silent, leave signals to
+    this process, and are gone when this returns. An error in one of them is raised here.
+    """
+    if world() > 1:
+        raise UserError(f"this run has {world()} processes already: leave --processes out")
+    threads, others = torch.get_num_threads(), list[_Fork]()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="bespoke-") as name:
+        place = Path(name) / "meeting"
+        try:
+            for rank in range(1, number):
+                others.append(_forked(place, rank, number, work))
+            _meet(place, 0, number)
+            return work()
+        except PeerLostError as lost:
+            raise _told(others) or lost from None
+        finally:
+            for other in others:
+                os.kill(other.pid, signal.SIGKILL)
+                os.waitpid(other.pid, 0)
+                os.close(other.said)
+            if _met():
+                dist.destroy_process_group()
+            torch.set_num_threads(threads)
+
+
+def _meet(place: Path, rank: int, number: int) -> None:
+    """Join the others, who meet at a file and then talk over the loopback device."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        store = dist.FileStore(str(place), number)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=number)
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME")
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+def _forked(place: Path, rank: int, number: int, work: Callable[[], Any]) -> _Fork:
+    """Fork a process that joins the others, calls ``work`` and then waits for its end."""
+    global _launcher
+    said, say = os.pipe()
+    parent = os.getpid()
+    with warnings.catch_warnings():  # of threads that a fork lacks: none of ours does what the fork needs
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        os.close(say)
+        return _Fork(pid, said)
+    try:
+        for number_ in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number_, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        _launcher = parent
+        _meet(place, rank, number)
+        work()
+        while os.getppid() == parent:  # which ends this process when it is done itself
+            time.sleep(1.0)
+    except BaseException as error:
+        lost = isinstance(error, PeerLostError)
+        text = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+        os.write(say, b"" if lost else json.dumps([isinstance(error, UserError), text[-20_000:]]).encode())
+    finally:
+        os._exit(0)
+
+
+def _told(others: Sequence[_Fork]) -> Exception | None:
+    """Return the error that a fork has told before it ended."""
+    deadline = time.monotonic() + PATIENCE.total_seconds()
+    waiting = {other.said for other in others}
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for said in select.select(waiting, [], [], left)[0]:
+            waiting.remove(said)
+            if text := os.read(said, 2**16):
+                mine, sentence = json.loads(text)
+                return UserError(sentence) if mine else RuntimeError(sentence)
+    return None
 
 
 # --- what all processes exchange ----------------------------------------------------------------------------------

@@ -108,12 +108,12 @@ class Training:
     steps: int = knob(0, "SGD steps per round instead of epochs; 0 = use epochs", low=0)
     batch: int = knob(32, "rows per minibatch; a client with fewer rows uses all of them", low=1)
     last_batch: str = knob("keep", "what to do with a last, partial minibatch", choices=("keep", "drop"))
-    optimizer: str = knob("sgd", "update rule", choices=("sgd", "adam"))
+    optimizer: str = knob("sgd", "update rule", choices=("sgd", "adam", "adamw"))
     lr: float = knob(0.05, "learning rate", above=0)
     momentum: float = knob(0.0, "momentum of SGD", low=0, high=1)
     beta1: float = knob(0.9, "Adam's first decay rate", low=0, high=0.999999)
     beta2: float = knob(0.999, "Adam's second decay rate", low=0, high=0.999999)
-    weight_decay: float = knob(0.0, "weight decay, added to the gradient", low=0)
+    weight_decay: float = knob(0.0, "weight decay, added to the gradient; AdamW takes it from the weights", low=0)
     clip: float = knob(0.0, "largest gradient norm; 0 = no clipping", low=0)
     schedule: str = knob("constant", "learning rate over rounds", choices=("constant", "cosine", "step"))
     lr_final: float = knob(0.0, "learning rate at the end of a cosine schedule", low=0)
@@ -135,9 +135,9 @@ class Training:
 
     def idle(self) -> dict[str, str]:
         """Return the keys that mean nothing beside the others, and why."""
-        adam, schedule = self.optimizer == "adam", self.schedule
+        adam, schedule = self.optimizer != "sgd", self.schedule
         why = {
-            "momentum": "optimizer is adam" if adam else "",
+            "momentum": f"optimizer is {self.optimizer}" if adam else "",
             "beta1": "" if adam else "optimizer is sgd",
             "beta2": "" if adam else "optimizer is sgd",
             "lr_final": "" if schedule == "cosine" else "schedule is not cosine",

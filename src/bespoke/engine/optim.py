@@ -1,4 +1,4 @@
-"""SGD and Adam as pure updates of lists of tensors, with torch.optim's formulas.
+"""SGD, Adam and AdamW as pure updates of lists of tensors, with torch.optim's formulas.
 
 The rule is written once, for one client and for lanes of clients, with torch's fused ``foreach`` calls.
 """
@@ -17,7 +17,7 @@ Rate = float | Tensor
 
 def init(training: Training, params: Tree) -> Tree:
     """Return the optimiser's moments before the first step: an empty tree for plain SGD."""
-    if training.optimizer == "adam":
+    if training.optimizer != "sgd":
         first = next(leaves(params))
         return {"m": zeros_like(params), "v": zeros_like(params), "t": first.new_zeros(())}
     return {"m": zeros_like(params)} if training.momentum else {}
@@ -53,15 +53,17 @@ def update(
 ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     """Take one step from ``params`` along ``grads``; ``moments`` holds the lists of :func:`init`'s branches.
 
-    With ``lanes``, every leaf has a leading axis of clients. Order as in torch.optim: clip, add weight decay, then
-    momentum or Adam's moments.
+    With ``lanes``, every leaf has a leading axis of clients. Order as in torch.optim: clip, add weight decay (AdamW
+    takes it from the parameters instead), then momentum or Adam's moments.
     """
     if training.clip:
         grads = _clipped(grads, training.clip, lanes)
-    if training.weight_decay:
-        grads = _add(grads, params, training.weight_decay)
     descent = [-r for r in rate] if isinstance(rate, Sequence) else -rate
-    if training.optimizer == "adam":
+    if training.weight_decay and training.optimizer == "adamw":
+        params = _add(params, _scaled(params, training.weight_decay), descent)
+    elif training.weight_decay:
+        grads = _add(grads, params, training.weight_decay)
+    if training.optimizer != "sgd":
         b1, b2 = training.beta1, training.beta2
         t = moments["t"][0] + 1.0  # () or (K,)
         m = _add(_scaled(moments["m"], b1), grads, 1.0 - b1)
@@ -91,8 +93,12 @@ def update_in_place(
 
     ``params`` and ``moments`` (K, ...) are overwritten.
     """
-    if training.optimizer != "sgd" or training.clip or not isinstance(rate, Tensor) or not step.usable(params[0]):
+    if training.clip or not isinstance(rate, Tensor) or not step.usable(params[0]):
         return False
-    kept = moments["m"] if training.momentum else None
-    step.kernels().sgd_update(params, grads, kept, rate, active, training.weight_decay, training.momentum)
+    if training.optimizer == "sgd":
+        kept = moments["m"] if training.momentum else None
+        step.kernels().sgd_update(params, grads, kept, rate, active, training.weight_decay, training.momentum)
+    else:
+        betas, apart = (training.beta1, training.beta2), training.optimizer == "adamw"
+        step.kernels().adam_update(params, grads, moments, rate, active, training.weight_decay, betas, apart)
     return True

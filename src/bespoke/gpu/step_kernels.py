@@ -1,5 +1,7 @@
 """Triton kernels for all clients, besides the model: random draws, fetching rows, the loss, the optimiser."""
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -186,11 +188,82 @@ def sgd_update(
     for first in range(0, len(params), _LEAVES):
         part = slice(first, first + _LEAVES)
         leaves, slopes, kept = params[part], [g.contiguous() for g in grads[part]], (moments or params)[part]
-        if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (*leaves, *slopes, *kept)):
-            raise ValueError("parameters, gradients and moments must be float32, each leaf in one piece")
+        _check_pieces(*leaves, *slopes, *kept)
         sizes = [p[0].numel() for p in leaves]
         _sgd[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
             tuple(leaves), tuple(slopes), tuple(kept), tuple(sizes), rate, active, rate.stride(0) if rate.dim() else 0,
             weight_decay, momentum, LEAVES=len(leaves), DECAY=weight_decay != 0, MOMENTUM=moments is not None,
             MASKED=active is not None, BLOCK=_BLOCK,
         )  # fmt: skip
+
+
+@triton.jit
+def _adam(
+    values, slopes, means, squares, sizes, rate, steps, active, rate_stride,
+    decay, beta1, rest1, log1, beta2, rest2, log2,
+    LEAVES: tl.constexpr, DECAY: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    step_size = tl.load(rate + client * rate_stride)
+    count = tl.load(steps + client) + 1.0
+    fix1, fix2 = 1.0 - tl.exp(count * log1), tl.sqrt_rn(1.0 - tl.exp(count * log2))
+    block = tl.program_id(0)
+    for i in tl.static_range(LEAVES):  # the blocks of one leaf after those of another
+        size = sizes[i]
+        if (block >= 0) & (block * BLOCK < size):
+            at = block * BLOCK + tl.arange(0, BLOCK)
+            live = at < size
+            if MASKED:
+                live = live & (tl.load(active + client) != 0)
+            at += client * size
+            value = tl.load(values[i] + at, mask=live, other=0.0)
+            slope = tl.load(slopes[i] + at, mask=live, other=0.0)
+            if DECAY:
+                if APART:
+                    value -= step_size * decay * value
+                else:
+                    slope += decay * value
+            mean = beta1 * tl.load(means[i] + at, mask=live, other=0.0) + rest1 * slope
+            square = beta2 * tl.load(squares[i] + at, mask=live, other=0.0) + rest2 * slope * slope
+            tl.store(means[i] + at, mean, mask=live)
+            tl.store(squares[i] + at, square, mask=live)
+            step = tl.div_rn(tl.div_rn(mean, fix1), tl.div_rn(tl.sqrt_rn(square), fix2) + 1e-8)
+            tl.store(values[i] + at, value - step_size * step, mask=live)
+        block -= tl.cdiv(size, BLOCK)
+
+
+def adam_update(
+    params: list[Tensor],
+    grads: list[Tensor],
+    moments: dict[str, list[Tensor]],
+    rate: Tensor,
+    active: Tensor | None,
+    weight_decay: float,
+    betas: tuple[float, float],
+    decay_apart: bool,
+) -> None:
+    """Do one step of Adam on the leaves (K, ...) of K clients, in place: the parameters and their moments.
+
+    ``moments`` has the lists m and v, and the steps t (K,). Weight decay is added to the gradient, as in
+    torch.optim.Adam, or with ``decay_apart`` taken from the parameters, as in torch.optim.AdamW. Else as
+    :func:`sgd_update`.
+    """
+    (steps,) = moments["t"]
+    rates = [(b, 1.0 - b, math.log(b) if b else -math.inf) for b in betas]
+    for first in range(0, len(params), _LEAVES):
+        part = slice(first, first + _LEAVES)
+        leaves, slopes = params[part], [g.contiguous() for g in grads[part]]
+        means, squares = moments["m"][part], moments["v"][part]
+        _check_pieces(*leaves, *slopes, *means, *squares)
+        sizes = [p[0].numel() for p in leaves]
+        _adam[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
+            tuple(leaves), tuple(slopes), tuple(means), tuple(squares), tuple(sizes), rate, steps, active,
+            rate.stride(0) if rate.dim() else 0, weight_decay, *rates[0], *rates[1], LEAVES=len(leaves),
+            DECAY=weight_decay != 0, APART=decay_apart, MASKED=active is not None, BLOCK=_BLOCK,
+        )  # fmt: skip
+    steps.add_(1.0 if active is None else active.to(steps.dtype))
+
+
+def _check_pieces(*tensors: Tensor) -> None:
+    if any(t.dtype != torch.float32 or not t.is_contiguous() for t in tensors):
+        raise ValueError("parameters, gradients and moments must be float32, each leaf in one piece")

@@ -32,6 +32,7 @@ from bespoke.runs.execution import Options, execute
 from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import QUICK, Evaluation, Federation
 from bespoke.runs.results import Run, ready
+from bespoke.runs.spreading import choose, gathered
 
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
 
@@ -41,9 +42,10 @@ _DEFAULTS: Options = {
     "device": "auto",
     "precision": "auto",
     "states": "device",
+    "processes": 1,
     "resume": False,
     "callbacks": (),
-    "checkpoint_every": 10,
+    "checkpoint_every": None,
     "stop": lambda: False,
     "about": {},
 }
@@ -79,9 +81,16 @@ def _is_number(value: Any, whole: bool = False) -> bool:
 def _check_options(call: str, chosen: Options) -> None:
     """Refuse an option that is not of its kind."""
     every, stop, calls, about = chosen["checkpoint_every"], chosen["stop"], chosen["callbacks"], chosen["about"]
+    number = chosen["processes"]
+    several = number == "auto" or (isinstance(number, int) and _is_number(number) and number >= 1)
     _check_kinds(
         call,
-        checkpoint_every=(every, "a number of rounds from 1", _is_number(every, whole=True) and every >= 1),
+        processes=(number, "a number from 1, or auto", several),
+        checkpoint_every=(
+            every,
+            "a number of rounds from 1",
+            every is None or (_is_number(every, whole=True) and every >= 1),
+        ),
         stop=(stop, "a function without arguments", callable(stop)),
         callbacks=(calls, "a list of functions", isinstance(calls, Sequence) and all(map(callable, calls))),
         about=(about, "a dict", isinstance(about, dict)),
@@ -145,8 +154,8 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
     task.check(x, targets)
 
 
-def assemble(experiment: Experiment, parts: Built, backend: str, states: str) -> Federation:
-    """Put a federation together from data, model and method."""
+def assemble(experiment: Experiment, parts: Built, backend: str, states: str, notes: Sequence[str] = ()) -> Federation:
+    """Put a federation together from data, model and method; ``notes`` are what the record says first."""
     pool, task, params, _ = parts
     if states not in KINDS:
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
@@ -164,7 +173,7 @@ def assemble(experiment: Experiment, parts: Built, backend: str, states: str) ->
         states=states,
     )
     check_costs(experiment, pool, inner)
-    inner.notes += [*_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
+    inner.notes += [*notes, *_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
         sharded = ShardedClients(inner)
@@ -248,11 +257,8 @@ def built(experiment: Experiment, device: str, precision: str) -> Built:
     experiment.import_modules()
     pool, described = data_of(experiment)
     objective, model, key = objective_of(experiment), experiment.located()[1], _init_key(experiment.seed)
-    where, dtype, outputs = (
-        pick_device(device),
-        torch.get_default_dtype(),
-        objective.num_outputs(pool.y, pool.num_classes),
-    )
+    where, dtype = pick_device(device), torch.get_default_dtype()
+    outputs = objective.num_outputs(pool.y, pool.num_classes)
     own = pick_precision(precision, where, dtype)
     task = build_task(model, tuple(pool.x.shape[1:]), outputs, where, dtype, own, objective, key)
     return Built(pool, task, read_start(model.start, task) if model.start else task.init(key), described)
@@ -360,8 +366,13 @@ def federate(
 def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Run an experiment whose data and model are built."""
     chosen = _DEFAULTS | options
-    federation = assemble(experiment, parts, chosen["backend"], chosen["states"])
-    return execute(experiment, federation, parts.pool, parts.described, out, chosen)
+    how = choose(chosen, out, parts.task.device, lambda name: assemble(experiment, parts, name, chosen["states"]))
+
+    def work() -> Run:
+        federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
+        return execute(experiment, federation, parts.pool, parts.described, out, chosen)
+
+    return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

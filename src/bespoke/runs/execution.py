@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,10 +36,11 @@ class Options(TypedDict, total=False):
     backend: str  # batched: a cohort at once; loop: one client after another; auto: chosen by the device
     device: str  # cpu, cuda or auto
     precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
+    processes: int | str  # that share the work on a machine's cores; auto: as many as cores, where that pays
     states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
     resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
-    checkpoint_every: int  # rounds
+    checkpoint_every: int | None  # rounds; None: 10, or more where that would take more than a tenth of the time
     stop: Callable[[], bool]  # called after every round; True stops the run there
     about: dict[str, Any]  # added to environment.json
 
@@ -61,7 +63,7 @@ def execute(
     processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
     with taken(out, chosen["resume"]) as (folder, notes):
         start = _opened(experiment, federation, told, folder)
-        store, notes = federation.clients.store, [*notes, *start.notes]
+        store, notes, pace = federation.clients.store, [*notes, *start.notes], _Pace(chosen["checkpoint_every"])
         environment = environment_of(experiment, federation, start.label) | chosen["about"]
         if processes.first():
             if not (folder.path / FEDERATION).exists():
@@ -82,12 +84,12 @@ def execute(
             folder if processes.first() else _Reader(folder),
             start.server,
             start.round,
-            checkpoint=checkpoint,
-            checkpoint_every=chosen["checkpoint_every"],
+            checkpoint=pace.timed(checkpoint),
+            due=pace.due,
             stop=lambda: processes.any_of(chosen["stop"]() or processes.orphaned()),
             callbacks=chosen["callbacks"] if processes.first() else (),
         )
-        done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes)
+        done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes + pace.notes())
         done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
         conclude(done, environment, exports=out is not None)
     return done
@@ -108,6 +110,51 @@ def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
             "the program that started the processes of this run has ended, so they stopped after round "
             f"{rounds}, with all saved: continue with --resume"
         )
+
+
+class _Pace:
+    """When to write a checkpoint: every so many rounds, or where nobody said so, every ten rounds or every minute.
+
+    Then it is not for more than a tenth of the time: the states of all clients with two moments for each weight may be
+    gigabytes.
+    """
+
+    _USUAL, _LONGEST = 10, 60.0  # rounds, seconds
+    _SHARE, _CHEAP = 0.1, 1.0  # of the time; seconds that are never too many
+
+    def __init__(self, every: int | None) -> None:
+        self._every, self._steady = every or self._USUAL, every is not None
+        self._last, self._seconds, self._postponed = time.monotonic(), 0.0, 0
+
+    def due(self, round: int) -> bool:
+        """Return whether to write one after this round, the same in every process."""
+        regular = round % self._every == 0
+        if self._steady:
+            return regular
+        since = time.monotonic() - self._last
+        cheap = self._seconds <= max(self._CHEAP, self._SHARE * since)
+        due: bool = processes.from_first(cheap and (regular or since > self._LONGEST))
+        self._postponed += regular and not due
+        return due
+
+    def timed(self, write: Callable[[int, Tree], None]) -> Callable[[int, Tree], None]:
+        """Return a function that writes a checkpoint and notes how long that took."""
+
+        def written(round: int, server: Tree) -> None:
+            begin = time.monotonic()
+            write(round, server)
+            self._last = time.monotonic()
+            self._seconds = self._last - begin
+
+        return written
+
+    def notes(self) -> list[str]:
+        if not self._postponed:
+            return []
+        return [
+            f"a checkpoint took {self._seconds:.1f} s, so {self._postponed} of those after every {self._every} rounds "
+            "were left out; --checkpoint-every N (checkpoint_every=N in Python) writes them all"
+        ]
 
 
 @dataclass(frozen=True)

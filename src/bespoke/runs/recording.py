@@ -50,13 +50,13 @@ def recorded(
     first: int = 1,
     *,
     checkpoint: Callable[[int, Tree], None] | None = None,
-    checkpoint_every: int = 10,
+    due: Callable[[int], bool] = lambda round: round % 10 == 0,
     stop: Callable[[], bool] = lambda: False,
     callbacks: Sequence[Callable[[Event], None]] = (),
 ) -> Tree:
     """Run from round ``first`` to the last, record every round, and return the server's state.
 
-    ``checkpoint(round, server)`` is called every ``checkpoint_every`` rounds and after the last. When ``stop()``
+    ``checkpoint(round, server)`` is called after the rounds that are ``due`` and after the last. When ``stop()``
     turns true, the round is finished and checkpointed, and the loop ends.
     """
     server = federation.start() if server is None else server
@@ -82,7 +82,7 @@ def recorded(
         records.append("timing.jsonl", [{"round": done.number, **clock.seconds, "checkpoint": saving}])
         stopping = stop() or done.number == rounds or _out_of_patience(history, patience)
         clock.lap("record")
-        if checkpoint and (stopping or done.number % checkpoint_every == 0):
+        if checkpoint and (stopping or due(done.number)):
             checkpoint(done.number, server)
         saving = clock.lap("checkpoint")
         for callback in callbacks:

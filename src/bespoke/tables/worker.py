@@ -40,7 +40,6 @@ class Place:
     precision: str = "auto"
     backend: str = "auto"
     processes: int = 1  # side by side
-    checkpoint_every: int = 10
 
 
 class Busy(Exception):
@@ -154,7 +153,6 @@ def _trained(
             folder,
             resume=True,
             backend=place.backend,
-            checkpoint_every=place.checkpoint_every,
             stop=stop,
             callbacks=[
                 *watching,
