@@ -1,4 +1,7 @@
-"""A training made tiny: random rows in the set's shape, the fewest clients that the partition takes, two rounds."""
+"""A training made tiny: random rows in the set's shape, the fewest clients that the partition takes, two rounds.
+
+A model that has a width becomes narrower; else everything is as in the run file: layers, classes, method, settings.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -11,12 +14,14 @@ from bespoke.data.partition.schemes import KEYS, PARTITIONS
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.errors import UserError
+from bespoke.models import MODELS, ModelSettings
 from bespoke.runs.federation import QUICK, Evaluation
 from bespoke.tables.plan import Job, started
 
 _ROWS = (24, 60, 120, 240)  # for each client, of which it trains on few
 _TRAIN_ROWS, _BATCH = 8, 4
 _CLIENTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
+_NARROWER = 4
 _SMALL = {"min_rows": 2, "volume": 8, "rows_per_class": 2}  # of a partition
 _GENERATED = [load.__name__ for load in BUILT_IN]  # small already, and nothing is read for them
 
@@ -27,8 +32,14 @@ def tiny(job: Job) -> Job:
     data = _fewest(experiment.data, experiment.seed)
     training = _short(experiment.training)
     evaluation = _quick(experiment.evaluation)
-    made = replace(job, experiment=replace(experiment, data=data, training=training, evaluation=evaluation))
+    small = replace(experiment, data=data, model=_narrow(experiment.model), training=training, evaluation=evaluation)
+    made = replace(job, experiment=small)
     return made if job.start is None else started(made, tiny(job.start))
+
+
+def _narrow(model: ModelSettings) -> ModelSettings:
+    width = model.width or (MODELS[model.name].takes.get("width", 0) if model.name in MODELS else 0)
+    return replace(model, width=width // _NARROWER or width)
 
 
 def _quick(evaluation: Evaluation) -> Evaluation:
