@@ -10,6 +10,7 @@ from small_runs import command
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.files import experiments_folder
+from bespoke.runs.experiment import load
 from bespoke.tables import plan, results, spec, worker
 from bespoke.tables.tiny import tiny
 from bespoke.tables.worker import Place
@@ -39,7 +40,10 @@ def _some() -> list[spec.Entry]:
         left.discard(entry.algorithm)
     for file in FILES:
         if file not in of_file:
-            method = min(left, key=lambda method: (places[method], method), default="fedavg")
+            own = load(file)[0]
+            method = own.algorithm_name
+            if left and own.evaluation.when == "aggregated":  # else not every method can be evaluated
+                method = min(left, key=lambda method: (places[method], method))
             chosen.append(_of_no_table(file, method))
             left.discard(method)
     last = {entry.algorithm: entry for entry in ENTRIES}  # the last tables have the smallest models
