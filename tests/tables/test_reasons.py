@@ -1,6 +1,6 @@
 """Every accuracy that a reason for a far number tells is one of its evidence or of its own row.
 
-A number with a decimal between 20 and 100 is an accuracy, unless it has a sign, more than two decimals, or is in points.
+A number between 20 and 100 with one or two decimals is an accuracy, unless it has a sign or is in points.
 """
 
 import json

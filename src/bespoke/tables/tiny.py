@@ -43,7 +43,9 @@ def _narrow(model: ModelSettings) -> ModelSettings:
 
 
 def _quick(evaluation: Evaluation) -> Evaluation:
-    long = evaluation.adapt_rounds > QUICK and evaluation.adapt_every < 0  # then clients adapt after the last round only
+    long = (
+        evaluation.adapt_rounds > QUICK and evaluation.adapt_every < 0
+    )  # then clients adapt after the last round only
     return replace(
         evaluation,
         every=min(1, evaluation.every),
