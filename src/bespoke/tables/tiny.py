@@ -1,6 +1,6 @@
 """A training made tiny: random rows in the set's shape, the fewest clients that the partition takes, two rounds.
 
-A model that has a width becomes narrower; else everything is as in the run file: layers, classes, method, settings.
+A model that has a width becomes narrower. All other settings, those of the method included, are the run file's.
 """
 
 from dataclasses import replace
@@ -43,15 +43,13 @@ def _narrow(model: ModelSettings) -> ModelSettings:
 
 
 def _quick(evaluation: Evaluation) -> Evaluation:
-    long = (
-        evaluation.adapt_rounds > QUICK and evaluation.adapt_every < 0
-    )  # then clients adapt after the last round only
+    once = evaluation.adapt_every < 0 and evaluation.adapt_rounds > QUICK  # so long that it is done at the end alone
     return replace(
         evaluation,
         every=min(1, evaluation.every),
         adapt_rounds=min(1, evaluation.adapt_rounds),
         adapt_epochs=min(1, evaluation.adapt_epochs),
-        adapt_every=0 if long else min(1, evaluation.adapt_every),
+        adapt_every=0 if once else min(1, evaluation.adapt_every),
     )
 
 
