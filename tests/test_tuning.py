@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_runs import command
 from small_tables import RUN
 
 from bespoke.errors import UserError
@@ -103,6 +104,62 @@ def test_a_line_that_was_cut_short_is_tried_again(experiment, tmp_path):
     log.write_text(whole[:-20])
     tune(experiment, ranges, tmp_path / "out", trials=2)
     assert [json.loads(line)["trial"] for line in log.read_text().splitlines()[1:]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"value": ...},
+        {"value": "0.5"},
+        {"value": float("nan")},
+        {"value": None},
+        {"values": ...},
+        {"values": {"training.lr": 0.15}},
+        {"values": {"training.lr": 0.1}},
+        {"values": {"training.lr": 0.1, "training.batch": 8.5}},
+        {"values": {"training.lr": 0.1, "training.batch": 9999}},
+        {"trial": 3},
+        [],
+    ],
+    ids=str,
+)
+def test_a_damaged_line_is_told_and_the_log_stays(experiment, tmp_path, change):
+    ranges = [parse_range("training.lr=0.1,0.2"), parse_range("training.batch=4:16")]
+    tune(experiment, ranges, tmp_path / "out", trials=1)
+    log = tmp_path / "out" / LOG
+    first, line = log.read_text().splitlines()
+    found = json.loads(line) | change if change else change
+    if change:
+        found = {key: value for key, value in found.items() if value is not ...}
+    log.write_text(f"{first}\n{json.dumps(found)}\n")
+    before = log.read_bytes()
+    with pytest.raises(UserError, match=r"trials\.jsonl, line 2, is no trial of this search: restore it, or choose"):
+        tune(experiment, ranges, tmp_path / "out", trials=2)
+    assert log.read_bytes() == before
+
+
+def test_a_log_without_a_whole_line_is_begun_again(experiment, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / LOG).write_text('{"experiment": {"se')
+    tune(experiment, [parse_range("training.lr=0.1,0.2")], tmp_path / "out", trials=1)
+    assert len((tmp_path / "out" / LOG).read_text().splitlines()) == 2
+
+
+def test_a_log_that_is_no_json_is_told(experiment, tmp_path):
+    (tmp_path / "out").mkdir()
+    for text in ("{\n", "[" * 100_000 + "\n"):
+        (tmp_path / "out" / LOG).write_text(text)
+        with pytest.raises(UserError, match=r"trials\.jsonl cannot be read: .*: choose another folder with --out"):
+            tune(experiment, [parse_range("training.lr=0.1,0.2")], tmp_path / "out", trials=1)
+
+
+def test_a_folder_that_cannot_be_made_is_named(experiment, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "x", "/proc/x"):
+        told = command("tune", experiment, "--search", "training.lr=0.1,0.2", "--trials", "1", "--out", out).sentence
+        assert told.startswith(f"cannot make the folder {out}: ") and told.endswith(
+            "; choose another folder with --out"
+        )
 
 
 def test_a_log_of_another_search_is_refused(experiment, tmp_path):

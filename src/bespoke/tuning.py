@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, reason, shown
-from bespoke.files import write_atomic
+from bespoke.files import write_atomic, write_error
 from bespoke.runs.api import built, carry_out, objective_of
 from bespoke.runs.experiment import Experiment, load, to_toml
 from bespoke.runs.recording import validation_curve
 
 LOG, BEST = "trials.jsonl", "best.toml"
+_ELSEWHERE = "choose another folder with --out"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Range:
     low: float = 0.0
     high: float = 0.0
     log: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value is one of these."""
+        if self.choices:
+            return value in self.choices
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return _is_number(value, int if whole else int | float) and self.low <= value <= self.high
 
     def distribution(self) -> Any:
         """Return the values as a distribution of optuna."""
@@ -102,9 +110,12 @@ def tune(
         )
     for each in ranges:
         _check_range(each, name, algorithm, overrides)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(f"cannot make the folder {out}: {problem.strerror}; {_ELSEWHERE}") from None
     about = {"experiment": base.tables(), "search": [str(each) for each in ranges]}
-    lines = _log(out / LOG, about)
+    lines = _log(out / LOG, about, ranges)
     higher = _higher(base)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -177,27 +188,48 @@ def validated(experiment: Experiment, device: str = "auto") -> float | None:
     return value if value is None or metric.higher else -value
 
 
-def _log(path: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _log(path: Path, about: Mapping[str, Any], ranges: Sequence[Range]) -> list[dict[str, Any]]:
     """Return the trials of a log, which must be of this search; begin it if there is none."""
-    if not path.exists():
-        _append(path, about)
-        return []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a kill may cut the last line short
         if whole != text:
             write_atomic(path, whole)
-        first, *lines = [json.loads(line) for line in whole.splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}: choose another folder with --out") from None
-    if first != json.loads(json.dumps(about)):
-        raise UserError(f"{path} is the log of another search: choose another folder with --out")
-    return lines
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}: {_ELSEWHERE}") from None
+    if not lines:
+        _append(path, about)
+        return []
+    if lines[0] != json.loads(json.dumps(about)):
+        raise UserError(f"{path} is the log of another search: {_ELSEWHERE}")
+    for number, line in enumerate(lines[1:]):
+        if not _is_trial(line, number, ranges):
+            raise UserError(f"{path}, line {number + 2}, is no trial of this search: restore it, or {_ELSEWHERE}")
+    return lines[1:]
+
+
+def _is_trial(line: Any, number: int, ranges: Sequence[Range]) -> bool:
+    """Return whether a line of a log is what the trial with this number writes."""
+    if not isinstance(line, dict) or line.get("trial") != number:
+        return False
+    values, value = line.get("values"), line.get("value", math.nan)
+    if not isinstance(values, dict) or values.keys() != {each.key for each in ranges}:
+        return False
+    scored = isinstance(line.get("error"), str) if value is None else _is_number(value) and math.isfinite(value)
+    return scored and all(each.holds(values[each.key]) for each in ranges)
+
+
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise write_error(path, error, ", then run the same command again") from None
 
 
 def _preset(best: Mapping[str, Any], base: Experiment, trials: int) -> str:

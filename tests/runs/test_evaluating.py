@@ -459,7 +459,7 @@ def test_the_command(copy, tmp_path, monkeypatch):
     done = command("evaluate", "run", *fog, "--out", "fog")
     assert done.code == 0 and "evaluating run after round 2, with data.corrupt=fog:3" in done.err
     assert "all 5 clients with test rows: accuracy" in done.out and "all 3 new clients with test rows" in done.out
-    assert done.out.endswith("; records in fog\n") and content(copy) == before
+    assert done.out.splitlines()[0].endswith("; records in fog") and content(copy) == before
     quiet = command("evaluate", "run", *fog, "--quiet", "--json")
     told = json.loads(quiet.out)
     assert quiet.err == "" and told["seed"] == 0 and told["views"]["personal"]["last"]["round"] == 2
@@ -472,6 +472,20 @@ def test_the_command(copy, tmp_path, monkeypatch):
     assert compared.code == 0 and "fog:3" in compared.out
     assert "fog" not in command("compare", "run").out  # an evaluation does not stand beside its run
     assert reopened(copy).last_round == 2
+
+
+def test_the_command_tells_corrupted_and_clean_clients_apart(copy, tmp_path):
+    """By default a corruption hits the first half of all clients: here four of the five that trained."""
+    done = command("evaluate", copy, "--set", "data.corrupt=contrast:5", "--out", tmp_path / "half", "--quiet")
+    first, *parts = done.out.splitlines()
+    assert "all 5 clients with test rows" in first and "all 3 new clients with test rows" in first
+    rows = [row["metrics"]["accuracy"] for row in lines(tmp_path / "half", view="personal", split="test")]
+    told = {"contrast, 4 clients": rows[:4], "clean, 1 client": rows[4:5], "clean, 3 new clients": rows[5:]}
+    for part, (who, own) in zip(parts, told.items(), strict=True):
+        pooled = sum(right for right, _ in own) / sum(weight for _, weight in own)
+        assert part.startswith(f"{who}: accuracy {100 * pooled:.2f} % pooled, ")
+    everyone = ("--set", "data.corrupt=contrast:5", "--set", "data.corrupt_clients=all")
+    assert len(command("evaluate", copy, *everyone, "--quiet").out.splitlines()) == 1
 
 
 def test_a_command_line_with_a_mistake(tmp_path):

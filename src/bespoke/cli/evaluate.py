@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -50,3 +51,21 @@ def evaluate(
     groups = [group for group in ("all", "new") if pick(done.summary, group=group)]
     found = "; ".join(numbers_of(done.summary, group=group) for group in groups)
     print(f"{done.experiment.algorithm_name}, seed {done.experiment.seed}, {found}; records in {folder}")
+    for line in _by_condition(done.summary, groups):
+        print(visible(line))
+
+
+def _by_condition(summary: dict[str, Any], groups: Sequence[str]) -> list[str]:
+    """Return the headline number of each kind of clients, such as clean and fog, if there are several."""
+    from bespoke.report.units import Unit
+
+    kinds = summary["views"][summary["headline"]]["last"].get("conditions", {}) if groups else {}
+    found = [(kind, group, kinds[kind][group]) for group in groups for kind in kinds if group in kinds[kind]]
+    unit = Unit.of(summary["metric"], [numbers["pooled"] for _, _, numbers in found], places=2)
+    lines = []
+    for kind, group, numbers in found:
+        pooled, mean = (f"{unit.text(numbers[key])}{unit.sign}" for key in ("pooled", "mean"))
+        who = f"{'new client' if group == 'new' else 'client'}{'' if numbers['clients'] == 1 else 's'}"
+        of = f"{kind or 'no condition'}, {numbers['clients']} {who}"
+        lines.append(f"{of}: {summary['metric']} {pooled} pooled, {mean} mean over clients")
+    return lines if len(kinds) > 1 else []

@@ -1,0 +1,58 @@
+"""Every accuracy that a reason for a far number tells is one of its evidence or of its own row.
+
+A number between 20 and 100 with one or two decimals is an accuracy, unless it has a sign or is in points.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bespoke.tables import reasons, results, spec
+
+ROOT = Path(__file__).parents[2] / "results"
+REASONS = reasons.read(ROOT)
+ACCURACY = re.compile(r"(?<![\d.,+-])([2-9]\d\.\d{1,2})(?!\d| points?\b)")
+
+
+def known(id: str, reason: reasons.Reason) -> set[float]:
+    """The accuracies of the evidence, ours and published, and those of the reason's row in its table."""
+    found: set[float] = set()
+    for file in reason.evidence:
+        if file.endswith(".json"):
+            told = json.loads((ROOT.parent / file).read_text(encoding="utf-8"))
+            found |= {*told["published"].values(), *(attempt["pooled"] for attempt in told["tries"])}
+    name, row = "/".join(id.split("/")[:2]), id.split("/")[3]
+    for entry in spec.find(name).entries:
+        if entry.row.id == row:
+            found |= {entry.published} - {None}
+            if entry.runs:
+                found |= {100 * result.value(entry) for result in results.of(ROOT, entry).values() if result.done}
+    return found
+
+
+def unsupported(text: str, values: set[float]) -> list[str]:
+    """The accuracies of a text that are none of the values, rounded as written."""
+    found = {number: 0.5 * 10 ** -len(number.partition(".")[2]) + 1e-9 for number in ACCURACY.findall(text)}
+    return [number for number, half in found.items() if all(abs(float(number) - value) > half for value in values)]
+
+
+@pytest.mark.parametrize("id", REASONS)
+def test_the_accuracies_of_a_reason_are_measured_or_published(id):
+    assert unsupported(REASONS[id].reason, known(id, REASONS[id])) == []
+
+
+def test_reasons_tell_accuracies():
+    assert sum(len(ACCURACY.findall(reason.reason)) for reason in REASONS.values()) > 20
+
+
+def test_a_number_that_nobody_measured_is_found():
+    id = "pfedfda/t2/cifar10_dir0.5/fedbabu"
+    text = REASONS[id].reason.replace("62.4", "62.5").replace("70.35", "70.3")
+    assert unsupported(text, known(id, REASONS[id])) == ["62.5"]
+
+
+def test_what_is_taken_for_an_accuracy():
+    found = ACCURACY.findall("61.9, (88.1) and 87.25; not +20.6 %, -2.637, 19.9, 590,848, 24.5 points, 61.")
+    assert found == ["61.9", "88.1", "87.25"]
