@@ -57,7 +57,9 @@ def main() -> int:
             records = [Path(name) / f"{number}-0" / "clients.jsonl" for number in found]
             same = records[0].read_bytes() == records[1].read_bytes()
         one, all_ = (statistics.median(times) for times in found.values())
-        runs.append({"method": method, "processes": cores, "one_s": one, "all_s": all_, "ratio": one / all_, "same": same})
+        runs.append(
+            {"method": method, "processes": cores, "one_s": one, "all_s": all_, "ratio": one / all_, "same": same}
+        )
         print(runs[-1], flush=True)
     print(report.table(runs))
     report.store(chosen.out, "cpu", rounds=chosen.rounds, cores=cores, bar=BAR, runs=runs)

@@ -83,6 +83,13 @@ def test_a_tiny_run(entry, tmp_path):
     _check([entry], tmp_path)
 
 
+def test_cells_that_become_the_same_tiny_training_share_it():
+    wanted = plan.jobs([entry for entry in spec.find("pfedfda/f4").entries if entry.runs], [0])
+    made = plan.merged(map(tiny, wanted))
+    assert len(made) < len(wanted)
+    assert sum(len(job.entries) for job in made) == sum(len(job.entries) for job in wanted)
+
+
 def test_every_run_file_and_every_method_is_tried():
     assert {entry.base for entry in SOME} == {*FILES}
     assert {entry.algorithm for entry in SOME} == {*ALGORITHMS}

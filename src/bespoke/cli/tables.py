@@ -70,7 +70,7 @@ def sweep(
         if tiny:
             scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bespoke-tiny-")))
             results, work = scratch / "results", scratch / "work"
-            wanted = [as_tiny(job) for job in wanted]
+            wanted = plan.merged(as_tiny(job) for job in wanted)
         if dry:
             _print_plan(wanted, results, device)
             return

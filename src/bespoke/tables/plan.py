@@ -83,13 +83,16 @@ def started(job: Job, start: Job) -> Job:
 
 def jobs(entries: Iterable[Entry], seeds: Iterable[int]) -> list[Job]:
     """Return the trainings that entries need: one for all that differ only in what is read from the trained run."""
+    return merged(job_of(entry, seed) for entry in entries for seed in seeds)
+
+
+def merged(jobs: Iterable[Job]) -> list[Job]:
+    """Return one job for all that are the same training."""
     found: dict[str, Job] = {}
-    for entry in entries:
-        for seed in seeds:
-            job = job_of(entry, seed)
-            if job.key in found:
-                job = dataclasses.replace(job, entries=(*found[job.key].entries, entry))
-            found[job.key] = job
+    for job in jobs:
+        if job.key in found:
+            job = dataclasses.replace(job, entries=(*found[job.key].entries, *job.entries))
+        found[job.key] = job
     return list(found.values())
 
 
