@@ -101,6 +101,16 @@ def test_what_goes_wrong_in_another_process_is_raised_here(how, kind, sentence, 
     bespoke.run(made, tmp_path / "run", device="cpu")  # the folder is free
 
 
+def test_a_process_that_never_begins_is_not_waited_for(monkeypatch):
+    parent = os.getpid()
+    monkeypatch.setattr(
+        signal, "signal", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )  # the first thing a fork does
+    with pytest.raises(UserError, match="ended before it began"):
+        processes.together(2, lambda: pytest.fail("begun alone"))
+    assert os.getpid() == parent and no_children() is None
+
+
 def test_an_error_of_this_process_ends_the_others(tmp_path):
     def broken(event):
         raise ZeroDivisionError

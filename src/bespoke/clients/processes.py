@@ -121,6 +121,8 @@ def together(number: int, work: Callable[[], T]) -> T:
         try:
             for rank in range(1, number):
                 others.append(_forked(place, rank, number, work))
+            if not all(os.read(other.said, 1) for other in others):  # meeting them would wait for one that is gone
+                raise PeerLostError("a process of this run ended before it began: is there enough memory?")
             _meet(place, 0, number)
             return work()
         except PeerLostError as lost:
@@ -166,6 +168,7 @@ def _forked(place: Path, rank: int, number: int, work: Callable[[], Any]) -> _Fo
         for stream in (1, 2):
             os.dup2(nowhere, stream)
         _launcher = parent
+        os.write(say, b"+")
         _meet(place, rank, number)
         work()
         while os.getppid() == parent:  # which ends this process when it is done itself
@@ -173,7 +176,7 @@ def _forked(place: Path, rank: int, number: int, work: Callable[[], Any]) -> _Fo
     except BaseException as error:
         lost = isinstance(error, PeerLostError)
         text = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
-        os.write(say, b"" if lost else json.dumps([isinstance(error, UserError), text[-20_000:]]).encode())
+        os.write(say, b"" if lost else json.dumps([isinstance(error, UserError), text[-8_000:]]).encode())
     finally:
         os._exit(0)
 
