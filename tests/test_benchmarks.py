@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import toy
@@ -24,9 +25,9 @@ FOLDER = ROOT / "benchmarks"
 
 sys.path.insert(0, str(FOLDER))  # as for a script that is started there
 
-methods, comparison, readme, report, paper_run, cohort_step, readings = map(
+methods, comparison, readme, report, paper_run, cohort_step, readings, peers, peer_runs = map(
     importlib.import_module,
-    ("methods", "fmnist_all", "methods_table", "report", "paper_run", "cohort_step", "readings"),
+    ("methods", "fmnist_all", "methods_table", "report", "paper_run", "cohort_step", "readings", "peers", "peer_runs"),
 )
 
 
@@ -303,3 +304,108 @@ def test_readings_of_one_training_are_those_of_their_own_runs(tmp_path):
     readings.store(tmp_path, "fedrep", tries)
     assert readings.stored(tmp_path, "fedrep") == json.loads(json.dumps(tries))
     assert readings.stored(tmp_path, "fedpac") == []
+
+
+# --- other libraries ------------------------------------------------------------------------------------------------
+
+SMALL = {"clients": 3, "cohort": 2, "rounds": 3, "every": 2}
+PARAMETERS = {"pfl": 1_626_442, "pfllib": 878_538}  # of the peers' own nets for CIFAR-10
+# Takes PFLlib's options, reads its files, and prints what it prints; its accuracy is the share of class 0.
+STAND_IN = """
+import argparse
+
+import numpy as np
+
+parser = argparse.ArgumentParser()
+for name in ("dataset", "model", "algorithm", "device", "device_id"):
+    parser.add_argument(f"--{name}")
+for name in ("num_classes", "num_clients", "global_rounds", "eval_gap", "local_epochs", "batch_size"):
+    parser.add_argument(f"--{name}", type=int)
+for name in ("join_ratio", "local_learning_rate"):
+    parser.add_argument(f"--{name}", type=float)
+args = parser.parse_args()
+assert (args.algorithm, args.model, int(args.num_clients * args.join_ratio)) == ("FedAvg", "cnn", 2)
+print("Using device: cpu")  # there is no CUDA
+print("(0): Conv2d(3, 32, kernel_size=(5, 5), stride=(1, 1))", "(0): Conv2d(32, 64, kernel_size=(5, 5), stride=(1, 1))")
+print("(0): Linear(in_features=1600, out_features=512, bias=True)", "(fc): Linear(in_features=512, out_features=10)")
+seen = {}
+for part in ("train", "test"):
+    for client in range(args.num_clients):
+        with open(f"../dataset/{args.dataset}/{part}/{client}.npz", "rb") as file:
+            rows = np.load(file, allow_pickle=True)["data"].tolist()
+        assert rows["x"].shape == (len(rows["y"]), 3, 32, 32) and -1 <= rows["x"].min() < rows["x"].max() <= 1
+        seen.setdefault(part, []).extend(rows["y"])
+for i in range(args.global_rounds + 1):
+    if i % args.eval_gap == 0:
+        print(f"-------------Round number: {i}-------------")
+        print(f"Averaged Test Accuracy: {np.mean(np.array(seen['test']) == 0):.4f}")
+    print("-" * 25, "time cost", "-" * 25, 100.0 if i == 0 else i)
+"""
+
+
+def written(peer, folder, monkeypatch, **settings):
+    """A small workload of random rows."""
+    monkeypatch.setattr(peers, "ROWS", 60)
+    work = peers.WORKS[peer]
+    work = work._replace(data=work.data | ({"min_rows": 12} if peer == "pfllib" else {}), **SMALL | settings)
+    peers.write_rows(work, folder, 1.0, real=False)
+    return work, peer_runs.read_rows(folder)
+
+
+@pytest.mark.parametrize("peer", PARAMETERS)
+def test_a_peers_net_is_rebuilt_from_our_layers(peer, tmp_path, monkeypatch):
+    _, rows = written(peer, tmp_path, monkeypatch)
+    theirs, ours = (peer_runs.net(peer, ours).eval() for ours in (False, True))
+    assert peer_runs.load_start(theirs, tmp_path) == peer_runs.load_start(ours, tmp_path) == PARAMETERS[peer]
+    torch.testing.assert_close(theirs(rows.x[:5]), ours(rows.x[:5]))
+
+
+@pytest.mark.parametrize("peer", PARAMETERS)
+def test_our_run_beside_a_peer_starts_from_its_weights_and_is_judged_on_its_rows(peer, tmp_path, monkeypatch):
+    _, rows = written(peer, tmp_path, monkeypatch, lr=1e-30)  # nothing moves
+    found = peer_runs.ours(tmp_path, "cpu", "fp32")
+    start, held = peer_runs.net(peer, ours=False).eval(), torch.cat(rows.test)
+    peer_runs.load_start(start, tmp_path)
+    right = (start(rows.x[held]).argmax(1) == rows.y[held]).double().mean().item()
+    assert found["accuracy"] == pytest.approx(right) and found["parameters"] == PARAMETERS[peer]
+    assert found["cohorts"] == [2] and found["round_s"] > 0
+
+
+def test_pfllib_reads_our_split_and_is_read(tmp_path, monkeypatch):
+    work, rows = written("pfllib", tmp_path, monkeypatch)
+    main = tmp_path / "main.py"
+    main.write_text(STAND_IN)
+    where = peers.write_for_pfllib(rows, tmp_path)
+    found = peers.pfllib(work, main, where, sys.executable, "cpu", {"OMP_NUM_THREADS": "1"})
+    share = np.mean(rows.y[torch.cat(rows.test)].numpy() == 0)
+    assert found["accuracy"] == pytest.approx(share, abs=1e-4) and found["parameters"] == PARAMETERS["pfllib"]
+    assert found["round_s"] == np.mean([1, 2, 3]) and found["seconds"] > 0
+    with pytest.raises(peers.Failed, match="it printed device \\['cpu'\\]"):  # it fell back to that
+        peers.pfllib(work, main, where, sys.executable, "cuda", {})
+    main.write_text("import nowhere_at_all")
+    with pytest.raises(peers.Failed, match="No module named 'nowhere_at_all'"):
+        peers.pfllib(work, main, where, sys.executable, "cpu", {})
+
+
+def test_accuracies_are_compared_after_the_same_round():
+    assert [work.judged for work in peers.WORKS.values()] == [1491, 20]
+    assert [work.trained for work in peers.WORKS.values()] == [1500, 21]
+
+
+def test_a_peer_that_is_not_there_is_named_and_skipped(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    out = tmp_path / "peers.json"
+    for folder, why in (("", "--pfllib FOLDER"), (str(tmp_path), "there is no system/main.py in")):
+        monkeypatch.setattr(sys, "argv", ["peers.py", "--device", "cpu", "--pfllib", folder, "--out", str(out)])
+        assert peers.main() == 0
+        said = capsys.readouterr().out
+        assert "pfl: skipped: it is not installed" in said and f"pfllib: skipped: {why}"[:17] in said and why in said
+        assert json.loads(out.read_text())["results"] == []
+
+
+def test_a_peer_with_another_net_is_not_compared():
+    ours = {"who": "bespoke fp32", "again_s": 2.0, "round_s": 0.1, "parameters": 10}
+    rows = [ours, ours | {"again_s": 8.0, "round_s": 0.3}, ours | {"parameters": 11}, {"who": "x", "error": "broke"}]
+    same, slow, other, broken = peers.compared([dict(row) for row in rows])
+    assert (same["times_ours"], slow["times_ours"], slow["round_times_ours"]) == (1, 4, pytest.approx(3))
+    assert "11 parameters" in other["error"] and "times_ours" not in other and broken == rows[3]
