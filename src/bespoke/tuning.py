@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, reason, shown
-from bespoke.files import write_atomic, write_error
+from bespoke.files import make_folder, write_atomic, write_error
 from bespoke.runs.api import built, carry_out, objective_of
 from bespoke.runs.experiment import Experiment, load, to_toml
 from bespoke.runs.recording import validation_curve
@@ -110,10 +110,7 @@ def tune(
         )
     for each in ranges:
         _check_range(each, name, algorithm, overrides)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise UserError(f"cannot make the folder {out}: {problem.strerror}; {_ELSEWHERE}") from None
+    make_folder(out)
     about = {"experiment": base.tables(), "search": [str(each) for each in ranges]}
     lines = _log(out / LOG, about, ranges)
     higher = _higher(base)
@@ -193,16 +190,16 @@ def _log(path: Path, about: Mapping[str, Any], ranges: Sequence[Range]) -> list[
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a kill may cut the last line short
-        if whole != text:
-            write_atomic(path, whole)
         lines = [json.loads(line) for line in whole.splitlines()]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {reason(error)}: {_ELSEWHERE}") from None
+    if lines[:1] != [json.loads(json.dumps(about))] and (lines or not json.dumps(about).startswith(text)):
+        raise UserError(f"{path} is the log of another search: {_ELSEWHERE}")
+    if whole != text:
+        write_atomic(path, whole)
     if not lines:
         _append(path, about)
         return []
-    if lines[0] != json.loads(json.dumps(about)):
-        raise UserError(f"{path} is the log of another search: {_ELSEWHERE}")
     for number, line in enumerate(lines[1:]):
         if not _is_trial(line, number, ranges):
             raise UserError(f"{path}, line {number + 2}, is no trial of this search: restore it, or {_ELSEWHERE}")

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import tempfile
 from dataclasses import dataclass
 from typing import final
 
@@ -111,6 +112,58 @@ def test_a_process_that_never_begins_is_not_waited_for(monkeypatch):
     assert os.getpid() == parent and no_children() is None
 
 
+def test_where_ends_of_processes_are_not_waited_for_all_is_tidied_up():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert processes.together(3, lambda: processes.world()) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert processes.world() == 1
+
+
+def test_a_signal_at_the_moment_of_a_fork_stays_with_this_process(monkeypatch):
+    fork = os.fork
+
+    def interrupted():
+        pid = fork()
+        os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.together(2, lambda: None)
+    assert no_children() is None and processes.world() == 1
+
+
+def test_a_long_error_of_another_process_arrives_cut():
+    def work():
+        if processes.rank():
+            raise ValueError("é" * 30_000)
+        processes.wait()
+
+    with pytest.raises(RuntimeError, match=r"^é{1000}"):
+        processes.together(2, work)
+
+
+def test_forks_print_nothing_wherever_words_go(capsys):
+    print("before")
+    processes.together(2, lambda: print(processes.rank()))
+    assert capsys.readouterr().out == "before\n0\n"
+
+
+def test_no_place_to_meet_is_told_in_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="cannot start 2 processes: No such file or directory; use --processes 1"):
+        processes.together(2, lambda: None)
+
+
+def test_more_processes_than_clients_change_nothing(tmp_path):
+    made = experiment(data={"clients": 3}, rounds=2)
+    for number in (1, 5):
+        bespoke.run(made, tmp_path / str(number), device="cpu", processes=number)
+    assert_same_result(tmp_path / "1", tmp_path / "5")
+
+
 def test_an_error_of_this_process_ends_the_others(tmp_path):
     def broken(event):
         raise ZeroDivisionError
@@ -193,6 +246,10 @@ def test_notes_say_what_was_chosen_and_a_run_goes_on_as_it_began(monkeypatch, fo
     monkeypatch.setattr(spreading, "_client_seconds", lambda federation, count: 1.0)
     done = bespoke.run(made, tmp_path / "blocks", device="cpu", processes="auto", resume=True)
     assert done.folder.read_json("environment.json")["backend"] == "batched"
+    bespoke.run(made, tmp_path / "loop", device="cpu", backend="loop", stop=lambda: True)
+    monkeypatch.setattr(spreading, "_client_seconds", lambda federation, count: 0.01 / count)
+    done = bespoke.run(made, tmp_path / "loop", device="cpu", processes="auto", resume=True)
+    assert done.folder.read_json("environment.json")["backend"] == "loop"
 
 
 def test_the_seconds_of_a_client_are_measured_and_change_nothing():

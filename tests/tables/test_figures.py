@@ -378,7 +378,7 @@ def test_results_with_other_settings_are_left_out_and_counted(tmp_path):
     for row, seed in (("fedavg", 0), ("fedavg", 1), ("pfedfda", 0)):
         put(tmp_path / "r", table, f"a/{row}", seed, **content([0.5, 0.7]))
     table = figure(tmp_path, 'figure = "histogram"\n' + ROWS + CELL + 'set = ["training.lr=0.7"]\n')
-    made = "made with other settings than the table has now and"
+    made = "made with other settings than the table has now, or read otherwise, and"
     with pytest.raises(UserError, match=rf"paper/f1 has no results in .* \(3 results were {made} are left out"):
         picture(table, tmp_path / "r")
     put(tmp_path / "r", table, "a/fedavg", 0, **content([0.25, 0.25]))

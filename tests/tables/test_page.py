@@ -129,7 +129,7 @@ def test_results_with_other_settings_are_counted_and_left_out(tmp_path, table):
     page = Page(Reader(root).beside(table))
     assert "76.0" not in page.text() and page.counts.run == 0
     assert page.caption[0] == "None of it has been run with these settings yet: the numbers are the paper's."
-    made = "made with other settings than the table has now and"
+    made = "made with other settings than the table has now, or read otherwise, and"
     assert f"3 results were {made} are left out: bespoke sweep maker/t1 --seeds 0 2 makes them again." in page.notes
     paper_tables.put(root, table, "easy/ours", 0, 75.0)
     paper_tables.put(root, table, "easy/ours", 2, 75.0)

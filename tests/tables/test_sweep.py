@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small_runs
@@ -222,8 +223,12 @@ def test_cells_whose_time_is_read_run_alone_and_say_so(tmp_path, place):
     assert not _may_start(State(waiting=waiting[1:], running=busy)) and _may_start(State(waiting=waiting[1:]))
     assert _may_start(State(waiting=waiting[:1], running=busy))
     assert not _may_start(State(waiting=waiting[:1], running={"x": (waiting[1], 0.5)}))
-    for job in jobs:
-        carry_out(job, replace(place, processes=3))
+    seen = []
+    state = sweep(
+        jobs, place, processes=3, show=lambda state: seen.append([job.alone for job, _ in state.running.values()])
+    )
+    assert state.done == 3 and all(len(running) == 1 or not any(running) for running in seen)
+    assert [True] in seen and [False] in seen
     found = [of_cell(table, place, f"{id}/fedavg").content["environment"]["side_by_side"] for id in ("a", "b")]
     assert found == [1, 3] and not plan.unfinished(jobs, place.root)
     path = of_cell(table, place, "a/fedavg").path
@@ -256,12 +261,23 @@ def test_a_sweep_without_time_leaves_all_for_later(table, place):
     assert state.out_of_time and state.left == 5 and not state.failed
 
 
-def test_the_end_of_a_budget_leaves_time_for_a_round():
-    now = time.monotonic()
-    each = _Worker(None, None, heard=now - 5.0)
-    assert each.round_seconds == pytest.approx(5.0, abs=1.0)  # its first round has not ended yet
-    each.heard, each.longest = now, 3.0
-    assert each.round_seconds == 3.0
+def test_a_round_is_timed_from_when_training_began(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("bespoke.tables.sweep.time", SimpleNamespace(monotonic=lambda: now[0]))
+    each, found = _Worker(None, None), []
+    for seconds in (30.0, 8.0, 1.0, 3.0, 1.0):  # starting the process, the first round, and others
+        now[0] += seconds
+        found.append(each.round_seconds)
+        each.hear()
+    assert found == [0.0, 8.0, 1.0, 3.0, 3.0]
+
+
+def test_a_budget_leaves_time_for_a_round_to_end(table, place, monkeypatch):
+    """With rounds of 4 s, training is told to stop 6 s before the end."""
+    monkeypatch.setattr(_Worker, "round_seconds", 4.0)
+    begin = time.monotonic()
+    state = sweep(plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0]), place, budget=6.5)
+    assert state.out_of_time and time.monotonic() - begin < 6.0
 
 
 def test_a_cell_that_cannot_be_written_fails_alone(table, place):

@@ -101,6 +101,10 @@ def _local_rank() -> int:
 T = TypeVar("T")
 
 
+_PLACES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_LONGEST = timedelta(days=365)  # that one process may wait for a slower one
+
+
 class _Fork(NamedTuple):
     pid: int
     said: int  # a pipe's end from which its error is read
@@ -112,71 +116,91 @@ def together(number: int, work: Callable[[], T]) -> T:
     Each computes with one thread. The forks have this process's memory as it is now; they are silent, leave signals to
     this process, and are gone when this returns. An error in one of them is raised here.
     """
-    if world() > 1:
-        raise UserError(f"this run has {world()} processes already: leave --processes out")
+    if _met():
+        raise UserError(f"this program's processes are connected already ({world()} of them): leave --processes out")
     threads, others = torch.get_num_threads(), list[_Fork]()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="bespoke-") as name:
-        place = Path(name) / "meeting"
-        try:
-            for rank in range(1, number):
-                others.append(_forked(place, rank, number, work))
+    alone = {name: os.environ.pop(name) for name in _PLACES if name in os.environ}  # of another launcher
+    try:
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory(prefix="bespoke-") as name:
+            for turn in range(1, number):
+                _fork(Path(name) / "meeting", turn, number, work, others)
             if not all(os.read(other.said, 1) for other in others):  # meeting them would wait for one that is gone
                 raise PeerLostError("a process of this run ended before it began: is there enough memory?")
-            _meet(place, 0, number)
+            _meet(Path(name) / "meeting", 0, number)
             return work()
-        except PeerLostError as lost:
-            raise _told(others) or lost from None
-        finally:
-            for other in others:
+    except PeerLostError as lost:
+        raise _told(others) or lost from None
+    except OSError as error:
+        raise UserError(f"cannot start {number} processes: {error.strerror or error}; use --processes 1") from error
+    finally:
+        for other in others:
+            with contextlib.suppress(
+                ProcessLookupError, ChildProcessError
+            ):  # where ends of processes are not waited for
                 os.kill(other.pid, signal.SIGKILL)
                 os.waitpid(other.pid, 0)
-                os.close(other.said)
-            if _met():
-                dist.destroy_process_group()
-            torch.set_num_threads(threads)
+            os.close(other.said)
+        if _met():
+            dist.destroy_process_group()
+        torch.set_num_threads(threads)
+        os.environ.update(alone)
 
 
-def _meet(place: Path, rank: int, number: int) -> None:
-    """Join the others, who meet at a file and then talk over the loopback device."""
+def _meet(place: Path, turn: int, number: int) -> None:
+    """Join the others, who meet at a file and then talk over the loopback device; one that ends is noticed at once."""
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         store = dist.FileStore(str(place), number)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=number)
+        dist.init_process_group("gloo", store=store, rank=turn, world_size=number, timeout=_LONGEST)
     finally:
         os.environ.pop("GLOO_SOCKET_IFNAME")
         if before is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
-def _forked(place: Path, rank: int, number: int, work: Callable[[], Any]) -> _Fork:
-    """Fork a process that joins the others, calls ``work`` and then waits for its end."""
-    global _launcher
+def _fork(place: Path, turn: int, number: int, work: Callable[[], Any], others: list[_Fork]) -> None:
+    """Fork a process that joins the others, calls ``work`` and then waits for its end; add it to the ``others``."""
     said, say = os.pipe()
-    parent = os.getpid()
-    with warnings.catch_warnings():  # of threads that a fork lacks: none of ours does what the fork needs
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        os.close(say)
-        return _Fork(pid, said)
+    parent, signals = os.getpid(), {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # else one might end a fork in the caller's code
     try:
-        for number_ in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number_, signal.SIG_IGN)
+        with warnings.catch_warnings():  # of threads that a fork lacks: none of ours does what the fork needs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if not pid:
+            _as_fork(place, turn, number, work, parent, say)
+        others.append(_Fork(pid, said))
+    except OSError:
+        os.close(said)
+        raise
+    finally:
+        os.close(say)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def _as_fork(place: Path, turn: int, number: int, work: Callable[[], Any], parent: int, say: int) -> NoReturn:
+    """Live as a fork: work in silence, tell an error through a pipe, and end with the parent."""
+    global _launcher
+    try:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)
+        sys.stdout = sys.stderr = os.fdopen(nowhere, "w")
         _launcher = parent
         os.write(say, b"+")
-        _meet(place, rank, number)
+        _meet(place, turn, number)
         work()
         while os.getppid() == parent:  # which ends this process when it is done itself
             time.sleep(1.0)
     except BaseException as error:
-        lost = isinstance(error, PeerLostError)
-        text = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
-        os.write(say, b"" if lost else json.dumps([isinstance(error, UserError), text[-8_000:]]).encode())
+        if not isinstance(error, PeerLostError):
+            mine = isinstance(error, UserError)
+            text = str(error) if mine else "".join(traceback.format_exception(error))
+            os.write(say, json.dumps([mine, text[-5_000:]]).encode())  # less than a pipe holds
     finally:
         os._exit(0)
 

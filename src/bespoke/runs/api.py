@@ -98,7 +98,7 @@ def _check_options(call: str, chosen: Options) -> None:
 
 
 def pick_backend(backend: str, device: torch.device) -> str:
-    """Choose the backend; ``auto`` is ``batched`` on CUDA and ``loop`` on the CPU, where that is never slow."""
+    """Choose the backend; ``auto`` is ``batched`` on CUDA and ``loop`` on the CPU, unless :func:`choose` decides."""
     if backend == "auto":
         return "batched" if device.type == "cuda" else "loop"
     if backend not in BACKENDS:

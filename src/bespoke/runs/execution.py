@@ -33,7 +33,7 @@ from bespoke.runs.results import Run
 class Options(TypedDict, total=False):
     """How a run is carried out, which is not part of the experiment; shared by ``run`` and ``federate``."""
 
-    backend: str  # batched: a cohort at once; loop: one client after another; auto: chosen by the device
+    backend: str  # batched: a cohort at once; loop: one client after another; auto: batched on CUDA, else see choose
     device: str  # cpu, cuda or auto
     precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
     processes: int | str  # that share the work on a machine's cores; auto: as many as cores, where that pays

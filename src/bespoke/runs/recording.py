@@ -40,7 +40,7 @@ class Event:
     evaluated: list[dict[str, Any]]  # the lines of clients.jsonl, if this round was evaluated
     seconds: dict[str, float]  # by phase
     server: Tree  # the server's state after the round
-    federation: Federation  # a simulation's can be inspected
+    federation: Federation  # a simulation's can be inspected, where it has one process
 
 
 def recorded(

@@ -49,11 +49,14 @@ def choose(options: Options, out: str | Path | None, device: torch.device, make:
         return How(backend, wanted)
     if refusal or processes.world() > 1 or torch.get_num_threads() > 1 or backend == "batched":
         return How(backend)
-    if backend == "auto" and options["resume"] and out is not None and said(RunFolder(out), "backend") == "batched":
+    began = said(RunFolder(out), "backend") if options["resume"] and out is not None else ""
+    if backend == "auto" and began == "batched":
         return How("batched")
+    if backend == "auto" and began:
+        backend = "loop"
     federation = make("loop")
     cohort = rng.cohort_size(federation.num_clients, federation.training.rate)
-    number = min(len(os.sched_getaffinity(0)), cohort)
+    number = min(_cores(), cohort)
     each = _client_seconds(federation, 1)
     one_round = cohort * each
     run = one_round * federation.training.rounds
@@ -74,6 +77,16 @@ _PROCESSES = (
     "a round takes about {:.1f} s in one process, so the clients are spread over {} processes of one thread each, with "
     "the same bits; --processes 1 (processes=1 in Python) keeps one"
 )
+
+
+def _cores() -> int:
+    """Return how many cores this process may use: those it is bound to, or fewer by a container's quota."""
+    bound = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(bound, int(quota) // int(period)))
+    except (OSError, ValueError):  # there is none
+        return bound
 
 
 def _refusal(device: torch.device) -> str:

@@ -5,11 +5,13 @@ import hashlib
 import json
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bespoke.core.settings import Training
+from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.registry import closest
 from bespoke.runs.experiment import Experiment, from_tables, load
@@ -217,7 +219,7 @@ class Clock:
 
 def _work(settings: Mapping[str, Any]) -> float:
     """Return how much is trained, in passes of one client over its rows; of one run file these can be compared."""
-    training, data = settings["training"], settings["data"]
+    training, data = asdict(Training()) | settings["training"], asdict(DataSettings()) | settings["data"]
     share = training["rate"] * data["subsample"] * data["keep"]
     return max(1.0, training["rounds"] * (training["steps"] or training["epochs"]) * share)
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from bespoke.errors import UserError
+from bespoke.files import make_folder
 from bespoke.runs.api import pick_device
 from bespoke.tables import results, worker
 from bespoke.tables.plan import Clock, Job, adopt, adoptable, unfinished
@@ -55,14 +55,19 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     job: Job | None = None
-    heard: float = 0.0  # when it was given its job, or last told of a round
-    rounds: int = 0  # of its job that it told of
-    longest: float = 0.0  # seconds from one such round to the next
+    heard: float = 0.0  # when it last told of its job
+    told: int = 0  # how often: when training began, then after each round
+    longest: float = 0.0  # seconds of a round, the first one left out, which may compile
 
     @property
     def round_seconds(self) -> float:
         """How long a round of its job takes, as far as is known."""
-        return max(self.longest, time.monotonic() - self.heard)
+        return max(self.longest, time.monotonic() - self.heard) if self.told else 0.0
+
+    def hear(self) -> None:
+        """Note that it told of its job."""
+        self.longest = self.round_seconds if self.told > 1 else 0.0
+        self.heard, self.told = time.monotonic(), self.told + 1
 
 
 def sweep(
@@ -157,7 +162,7 @@ def _longest_first(jobs: Sequence[Job], clock: Clock) -> list[Job]:
 
 def _give(each: _Worker, state: State) -> None:
     each.job = state.waiting.pop(0)
-    each.heard, each.rounds, each.longest = time.monotonic(), 0, 0.0
+    each.told, each.longest = 0, 0.0
     state.running[each.job.key] = each.job, 0.0
     with contextlib.suppress(BrokenPipeError):  # its end is noticed by whoever listens
         each.pipe.send(each.job)
@@ -177,8 +182,7 @@ def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
         what, told = worker.FAILED, sentence
     if what == worker.PROGRESS:
         state.running[job.key] = job, told[0] / told[1]
-        each.longest = each.round_seconds if each.rounds else 0.0  # the first comes after the start of the process
-        each.heard, each.rounds = time.monotonic(), each.rounds + 1
+        each.hear()
         return True
     del state.running[job.key]
     each.job = None
@@ -225,8 +229,5 @@ def _end(workers: Sequence[_Worker]) -> None:
 def place_at(root: Path, work: Path, device: str, precision: str, backend: str) -> Place:
     """Return where to write, after checking that it can be written there."""
     for folder in (root, work):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {folder}: {error.strerror}; choose another one") from None
+        make_folder(folder)
     return Place(root, work, device, precision, backend)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bespoke.errors import UserError, reason
+from bespoke.records import RunFolder
 from bespoke.runs.api import Built, built
 from bespoke.runs.api import carry_out as run_built
 from bespoke.runs.evaluating import evaluate
@@ -91,19 +92,21 @@ def carry_out(
 
     The run's folder is scratch: it is removed once every entry has its result, and begun again if it cannot be resumed.
     """
-    folder, claim = place.work / job.key, place.root / RUNNING / job.key
-    for each in (folder, claim):
-        each.mkdir(parents=True, exist_ok=True)
+    folder = place.work / job.key
     with contextlib.ExitStack() as held:
         try:
-            for each in (claim, folder):  # beside the results, since another sweep may work elsewhere
+            for each in (place.root / RUNNING / job.key, folder):  # beside the results: others may work elsewhere
+                each.mkdir(parents=True, exist_ok=True)
                 held.enter_context(contextlib.closing(FolderLock(each)))
-        except InUse as error:
+        except (InUse, FileNotFoundError, FileExistsError) as error:  # or made and removed by another this moment
             raise Busy from error
-        held.callback(shutil.rmtree, claim, ignore_errors=True)
+        except UserError as error:
+            if each.is_dir():
+                raise
+            raise Busy from error
         left = unfinished([job], place.root)
         if not left:  # another sweep has finished it meanwhile
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(job, place)
             return ELSEWHERE
         run = _trained(left[0], place, folder / "run", stop, told, bench or Bench(place))
         if run is None:
@@ -111,8 +114,14 @@ def carry_out(
         failed = _write(left[0], place.root, run, run.summary["seconds"])
         if failed:
             raise Unread("; ".join(dict.fromkeys(failed)))
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(job, place)
     return DONE
+
+
+def _remove(job: Job, place: Place) -> None:
+    """Remove the folders of a training that has all its results; who still waits for one will find those."""
+    for folder in (place.work / job.key, place.root / RUNNING / job.key):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Bench:
@@ -145,6 +154,7 @@ def _trained(
     parts = bench.parts(job.experiment)
     watching = probes.callbacks([entry.cell.probe for entry in job.entries], folder)
     begun = list[int]()  # rounds of this attempt
+    told(0, job.experiment.training.rounds)
 
     def once() -> Run | None:
         run = run_built(
@@ -159,7 +169,7 @@ def _trained(
                 lambda event: begun.append(event.round),
                 lambda event: told(event.round, event.rounds),
             ],
-            about={"settings_from": job.source, "side_by_side": 1 if job.alone else place.processes},
+            about={"settings_from": job.source, "side_by_side": _side_by_side(job, place, folder)},
         )
         return None if run.summary["rounds"] < job.experiment.training.rounds and stop() else run
 
@@ -171,6 +181,14 @@ def _trained(
             raise
         shutil.rmtree(folder)  # damaged, or of older code: a training may always begin again
         return once()
+
+
+def _side_by_side(job: Job, place: Place, folder: Path) -> int:
+    """Return how many trainings share the machine; for one that goes on the most that ever did."""
+    now, before = 1 if job.alone else place.processes, 1
+    with contextlib.suppress(UserError):
+        before = RunFolder(folder).read_json("environment.json").get("side_by_side", 1)
+    return max(now, before)
 
 
 def _provide(start: Job, place: Place, path: Path, stop: Callable[[], bool], bench: Bench) -> bool:
