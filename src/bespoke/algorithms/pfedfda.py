@@ -31,13 +31,14 @@ class PFedFDA(Algorithm):
     | epsilon in Sigma + epsilon I | ``ridge``: 1.0 (public code) or 1e-4 (text); see ``repair`` |
 
     The head is fixed while the representation trains. Statistics come from one pass over the train
-    rows with the trained body (the public code gathers features of all epochs, which puts each
-    image into both folds). Means start uniform on [0, 1) as in the public code, Sigma at I. beta is
-    found by a deterministic search of the exact objective, not by L-BFGS. Prediction uses the
-    aggregated body and statistics interpolated anew, so trained, unseen and new clients are treated
-    alike and none takes a gradient step; a class with at most ``few_rows`` rows then keeps its
-    global mean. With ``test_statistics = "trained"`` a client that took part keeps body and
-    statistics as it last sent them and predicts with those, as section 4.3 has it.
+    rows with the trained body; with ``train_statistics = "epochs"`` from features of all epochs,
+    gathered in training, as in the public code, which puts each image into both folds. Means start
+    uniform on [0, 1) as in the public code, Sigma at I. beta is found by a deterministic search of
+    the exact objective, not by L-BFGS. Prediction uses the aggregated body and statistics
+    interpolated anew, so trained, unseen and new clients are treated alike and none takes a
+    gradient step; a class with at most ``few_rows`` rows then keeps its global mean. With
+    ``test_statistics = "trained"`` a client that took part keeps body and statistics as it last
+    sent them and predicts with those, as section 4.3 has it.
     Bytes per client and round: body, C d means and d(d+1)/2 of the covariance, up and down.
     """
 

@@ -39,7 +39,7 @@ def trained_with_features(
             value,
             grads,
             {
-                "z": seen["z"].index_copy(0, place, z.to(seen["z"].dtype)),
+                "z": seen["z"].index_copy(0, place, z),
                 "y": seen["y"].index_copy(0, place, batch.y),
                 "count": seen["count"] + batch.mask.sum().long(),
             },
