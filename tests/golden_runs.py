@@ -461,14 +461,21 @@ def main_pass(case, round, client):
 
 
 def held_out(case, variant, batches):
-    """(purpose, round, client, folds) -> the rows held out in each fold, (folds, n): dealt out class by class."""
+    """(purpose, round, client, folds) -> the rows held out in each fold, (folds, n): dealt out class by class.
 
-    def folds_of(purpose, round, client, folds):
+    With a fifth argument, those of the rows that so many epochs of full batches see, (folds, epochs n), in the client's
+    order in each epoch; they are dealt out in the order in which they are seen.
+    """
+
+    def folds_of(purpose, round, client, folds, epochs=0):
         y = problem_of(case, variant).y[client]
-        key = rng.fold_in(rng.fold_in(stream(case, purpose, round, client), 0), -1)
-        order = rng.shuffle(key, len(y), len(y)).numpy()
-        fold = np.empty(len(y), dtype=int)
-        fold[order[np.argsort(y[order], kind="stable")]] = np.arange(len(y)) % folds
+        n, key = len(y), rng.fold_in(rng.fold_in(stream(case, purpose, round, client), 0), -1)
+        shuffles = rng.fold_in(main_pass(case, round, client), 2 * torch.arange(epochs))
+        passes = rng.shuffle(shuffles, n, n).numpy() if epochs else np.arange(n)[None]
+        seen = (passes + n * np.arange(len(passes))[:, None]).ravel()
+        order, labels = rng.shuffle(key, len(seen), len(seen)).numpy(), y[seen % n]
+        fold = np.empty(len(seen), dtype=int)
+        fold[seen[order[np.argsort(labels[order], kind="stable")]]] = np.arange(len(seen)) % folds
         return fold == np.arange(folds)[:, None]
 
     return folds_of

@@ -72,8 +72,8 @@ of(
     ),
     (
         "the search does not shrink",
-        "amount=self.shrink,",
-        "amount=1e-4,",
+        "amount=self.shrink)",
+        "amount=1e-4)",
     ),
     (
         "repair is idle",
@@ -82,8 +82,8 @@ of(
     ),
     (
         "the search's prior is not smoothed",
-        "log_prior(local, self.smooth),\n                two",
-        "log_prior(local, 1e-9),\n                two",
+        "parts)), gaussian.log_prior(local, self.smooth)",
+        "parts)), gaussian.log_prior(local, 1e-9)",
     ),
     (
         "no prior in training",
@@ -92,8 +92,23 @@ of(
     ),
     (
         "statistics of the received body",
-        "_interpolated(local, body, down, few_rows=0)",
-        '_interpolated(local, down["body"], down, few_rows=0)',
+        "features = local.features(body)",
+        'features = local.features(down["body"])',
+    ),
+    (
+        "features of every epoch by default",
+        'self.train_statistics == "epochs"',
+        'self.train_statistics != "epochs"',
+    ),
+    (
+        "one pass whatever was asked for",
+        "stats = self._interpolated(local, features, down, few_rows=0)",
+        "stats = self._interpolated(local, local.features(body), down, few_rows=0)",
+    ),
+    (
+        "one pass with the received body whatever was asked for",
+        'trained_with_features(local, loss, down["body"], *head)',
+        'trained_with_features(local, loss, down["body"], *head)[0], local.features(down["body"])',
     ),
     (
         "few rows count in training",
@@ -102,8 +117,8 @@ of(
     ),
     (
         "every class has its own mean in prediction",
-        'known or self._interpolated(local, down["body"], down, self.few_rows)',
-        'known or self._interpolated(local, down["body"], down, 0)',
+        "known or self._interpolated(local, local.features(body), down, self.few_rows)",
+        "known or self._interpolated(local, local.features(body), down, 0)",
     ),
     (
         "predicts with shared statistics",
@@ -127,8 +142,8 @@ of(
     ),
     (
         "without betas the shared statistics alone",
-        "beta = own.mean.new_ones(2)",
-        "beta = own.mean.new_zeros(2)",
+        "return shared.mean.new_ones(2)",
+        "return shared.mean.new_zeros(2)",
     ),
     (
         "single rows are folded",
@@ -142,13 +157,13 @@ of(
     ),
     (
         "always two folds",
-        "local.folds(self.folds)",
-        "local.folds(2)",
+        "local.folds(self.folds, ",
+        "local.folds(2, ",
     ),
     (
         "folds without the ridge",
-        "z, member * (repeated - part)[:, None], shared.mean, self.ridge",
-        "z, member * (repeated - part)[:, None], shared.mean, 1.0",
+        "gaussian.estimate(z, rest, shared.mean, self.ridge)",
+        "gaussian.estimate(z, rest, shared.mean, 1.0)",
     ),
     (
         "betas exchanged",

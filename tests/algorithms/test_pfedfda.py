@@ -1,16 +1,21 @@
 """pFedFDA: the betas it finds, awkward clients, and new ones that take no gradient step."""
 
+import functools
+
 import awkward_runs
+import numpy as np
 import pytest
 import torch
 from awkward_runs import PRECISIONS, everything_finite, healthy_gap
-from golden_runs import library, one_round, run, training
-from toy import BACKENDS, CLASSES, gap, same_bits, start, task, train
+from golden_runs import SWITCHED, federation, library, one_round, run, training
+from torch import nn
+from toy import BACKENDS, CLASSES, INPUTS, Net, data_of, gap, same_bits, start, task, train
 
 from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.contract import CHECKS, Subject
-from bespoke.core import tree
+from bespoke.core import rng, tree
 from bespoke.core.local import Local
+from bespoke.core.task import Task
 from bespoke.errors import UserError
 from bespoke.maths import gaussian
 
@@ -35,6 +40,7 @@ AWKWARD = {
     "text": PFedFDA(ridge=1e-4),
     "own": PFedFDA(betas="none", ridge=1e-4, few_rows=0),
     "repair": PFedFDA(betas="none", ridge=1e-18, repair=True),
+    "epochs": PFedFDA(train_statistics="epochs"),
 }
 
 
@@ -45,8 +51,9 @@ def test_awkward_clients_give_finite_numbers(case, backend, dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_healthy_clients_do_not_notice_odd_ones(backend):
-    assert healthy_gap(PFedFDA(), backend) < 1e-9
+@pytest.mark.parametrize("case", ["plain", "epochs"])
+def test_healthy_clients_do_not_notice_odd_ones(case, backend):
+    assert healthy_gap(AWKWARD[case], backend) < 1e-9
 
 
 def test_repair_is_idle_with_a_ridge():
@@ -134,7 +141,45 @@ def test_statistics_as_trained_are_those_that_were_sent(backend):
     assert gap({"w": searched.personal[-1][1]["weight"]}, {"w": ran.personal[-1][1]["weight"]}) > 1e-2
 
 
+# --- features of every epoch ----------------------------------------------------------------------------------
+
+READINGS = ("pass", "epochs")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_image_in_both_folds_draws_beta_to_the_clients_own(backend):
+    """Two rows of each of ten classes, without a pattern: they say nothing of each other, and all of their copies."""
+    net = Task(functools.partial(Net, hidden=16, classes=10), "head", 10, dtype=torch.float64)
+    x, y = rng.normal(rng.key(1), (60, INPUTS), torch.float64), torch.arange(60) % 10
+    rows = [list(range(20 * k, 20 * k + 20)) for k in range(3)]
+    world = {"task": net, "start": net.init(rng.key(0)), "data": data_of(x, y, rows, classes=10), "who": range(3)}
+    settings = training("plain", epochs=4, batch=5, lr=0.01)
+    found = [one_round(PFedFDA(train_statistics=how), settings, backend, **world)[0].logged for how in READINGS]
+    once, often = (np.array(logged["beta_mean"]) for logged in found)
+    assert (often > once + 0.3).all(), found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_prediction_makes_one_pass_whatever_training_gathers(backend):
+    server, who = library("pfedfda", "plain", backend).server[-1], [0, 3, 4]
+    found = []
+    for reading in READINGS:
+        fed = federation(PFedFDA(train_statistics=reading), training("plain"), backend)
+        found.append(fed.clients.personal(1, who, *fed.down(server, who)))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_body_without_parameters_makes_one_pass():
+    net = Task(lambda: nn.Sequential(nn.Identity(), nn.Linear(INPUTS, CLASSES)), "1", CLASSES, dtype=torch.float64)
+    world = {"task": net, "start": net.init(rng.key(0))}
+    one, other = (one_round(PFedFDA(train_statistics=how), training("plain"), "loop", **world)[0] for how in READINGS)
+    assert same_bits(one.uploads.tree, other.uploads.tree)
+
+
+# --- switches -------------------------------------------------------------------------------------------------
+
 SWITCHES = [
+    {"train_statistics": "epochs", "betas": "two"},
     {"test_statistics": "trained"},
     {"betas": "none"},
     {"ridge": 1e-4, "folds": 3},
@@ -145,3 +190,9 @@ SWITCHES = [
 @pytest.mark.parametrize("fields", SWITCHES, ids=str)
 def test_loop_equals_batched_with_every_switch(fields):
     CHECKS["loop_equals_batched"](Subject(PFedFDA(**fields), tolerance=1e-8))
+
+
+@pytest.mark.parametrize("check", SWITCHED)
+def test_the_contract_holds_with_features_of_every_epoch(check):
+    CHECKS[check](Subject(PFedFDA(train_statistics="epochs"), tolerance=1e-8))
+    CHECKS[check](Subject(PFedFDA(train_statistics="epochs", test_statistics="trained"), tolerance=1e-8))

@@ -18,7 +18,7 @@ from toy import BACKENDS, train
 from bespoke.algorithms.local import LocalOnly
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
-from bespoke.core.local import Local
+from bespoke.core.local import Features, Local
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
 from bespoke.engine import rows as engine_rows
@@ -832,6 +832,28 @@ def test_folds_are_the_same_mapped_and_differ_by_tag():
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_folds_of_other_rows_are_stratified_too(backend):
+    """Rows that are there three times, with holes among them."""
+    sizes, k = (1, 30, 8, 19), 3
+
+    def work(local, state, down):
+        y, mask = local.labels()
+        y, mask = y.repeat(3), mask.repeat(3)
+        mask = mask * (torch.arange(len(mask)) % 5 > 0)
+        return {"folds": local.folds(k, rows=Features(mask[:, None], y, mask)), "y": y, "real": mask > 0}
+
+    clients = BACKENDS[backend](Emit(), task(), params(), pool(sizes), Training(), seed=5)
+    found = clients.probe(work, range(4), {}, {})
+    assert found["folds"].shape == (4, k, 3 * max(sizes))
+    for folds, y, real in zip(*found.values(), strict=True):
+        assert torch.equal(folds.sum(0), real.long())
+        counts = torch.stack([(folds & (y == c)).sum(1) for c in range(CLASSES)])
+        assert (counts.amax(1) - counts.amin(1)).max() <= 1
+    twice = found["folds"][1].unflatten(1, (3, max(sizes)))
+    assert (twice.any(1).sum(0) > 1).any()  # the same row, in several folds
 
 
 # --- leaving the mapped computation ---------------------------------------------------------------------------

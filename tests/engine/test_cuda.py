@@ -140,7 +140,7 @@ def test_what_cannot_be_recorded_runs_eagerly_with_a_note():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("method", [FedAvg(), PFedFDA()], ids=["fedavg", "pfedfda"])
+@pytest.mark.parametrize("method", [FedAvg(), PFedFDA(), PFedFDA(train_statistics="epochs")], ids=str)
 def test_clients_work_without_waiting_for_the_device(method):
     server, _, clients, _ = played(method)
     call = Call(Work.update, [5, 6], rng.TRAIN, 9, method.broadcast(server), {}, name="update")

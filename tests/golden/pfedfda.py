@@ -2,7 +2,19 @@
 
 import numpy as np
 
-from golden.common import BODY, COHORTS, PLAIN, Case, Outcome, body_gradient, descend, error, features, mistakes
+from golden.common import (
+    BODY,
+    COHORTS,
+    CROSSED,
+    PLAIN,
+    Case,
+    Outcome,
+    body_gradient,
+    descend,
+    error,
+    features,
+    mistakes,
+)
 from golden.gaussians import averaged, class_means, covariance, lda, log_prior, pack, unpack
 
 # --- the search for beta --------------------------------------------------------------------------------------
@@ -89,17 +101,20 @@ def pfedfda(
     shrink=1e-4,
     few_rows=2,
     folds=2,
+    train_statistics="pass",
     test_statistics="searched",
     twist="",
 ):
-    """``held_out(purpose, round, client, folds)`` are the rows of each fold, (k, n)."""
+    """``held_out(purpose, round, client, folds)`` are the rows of each fold, (k, n); with epochs, (k, epochs n)."""
     out, server, d, sent = Outcome(), first, first["mean"].shape[1], {}
     classes = len(first["mean"])
     smooth = 1e-9 if twist == "prior not smoothed" else smooth
     shrink = 1e-12 if twist == "head not shrunk" else shrink
 
-    def statistics(body, k, shared, few, masks):
-        z, y = features(body, problem.x[k]), problem.y[k]
+    def statistics(bodies, k, shared, few, masks):
+        """Of the features that each of the bodies gives of all rows, one after another."""
+        z = np.concatenate([features(body, problem.x[k]) for body in bodies])
+        y = np.tile(problem.y[k], len(bodies))
         less = 0 if twist == "covariance over n" else 1
         here = 1e-4 if twist == "other ridge" else ridge
         own = class_means(z, y, shared[0])
@@ -108,6 +123,7 @@ def pfedfda(
             beta = np.ones(2)
         else:
             counts = np.bincount(y, minlength=classes)
+            counts = counts // len(bodies) if twist == "a class of one image is left out" else counts
             used = counts[y] > (0 if twist == "single rows are folded too" else 1)
             parts = []
             for mask in masks:
@@ -115,7 +131,7 @@ def pfedfda(
                 mu = class_means(z[rest], y[rest], shared[0])
                 parts.append((mu, covariance(z[rest], y[rest], mu, here, less), used & mask))
             if all(held.any() for *_, held in parts):
-                prior = log_prior(y, classes, smooth)
+                prior = log_prior(problem.y[k], classes, smooth)
                 beta = search(validation_loss(parts, shared, z, y, prior, shrink), betas == "two")
             else:
                 beta = np.zeros(2)
@@ -137,10 +153,22 @@ def pfedfda(
             def slope(p, x=x, y=y, weight=weight, bias=bias):
                 return body_gradient(p, x, error(features(p, x) @ weight.T + bias, y) @ weight)
 
-            body = descend(now, slope, server["body"], problem.epochs, BODY)
-            seen = server["body"] if twist == "statistics of the received body" else body
+            steps, velocity = [server["body"]], {}
+            for _ in range(problem.epochs):
+                steps.append(descend(now, slope, steps[-1], 1, BODY, velocity))
+            body = steps[-1]
+            if train_statistics == "pass":
+                seen = steps[:1] if twist == "statistics of the received body" else [body]
+                masks = held_out("train", round, k, folds)
+            else:
+                seen = steps[1:] if twist == "features after the update" else steps[:-1]
+                masks = held_out("train", round, k, folds, problem.epochs)
+                if twist == "only the last epoch":
+                    seen, masks = seen[-1:], masks[:, -len(y) :]
+                if twist == "an image in one fold":
+                    masks = np.tile(masks[:, : len(y)], len(seen))
             few = few_rows if twist == "few rows in training" else 0
-            (mu, cov), logged[k] = statistics(seen, k, shared, few, held_out("train", round, k, folds))
+            (mu, cov), logged[k] = statistics(seen, k, shared, few, masks)
             ups[k] = {"body": body, "mean": mu, "cov": pack(cov)}
         server, sent = averaged(problem, cohort, ups, twist), sent | ups
         shared, views = (server["mean"], unpack(server["cov"], d)), []
@@ -148,7 +176,7 @@ def pfedfda(
         for k, x in enumerate(problem.x_test):
             few = 0 if twist == "every class its own mean at prediction" else few_rows
             masks = held_out("adapt" if as_trained else "eval", round, k, folds)
-            (mu, cov), _ = statistics(server["body"], k, shared, few, masks)
+            (mu, cov), _ = statistics([server["body"]], k, shared, few, masks)
             body = server["body"]
             if as_trained and k in sent and twist != "searches again":
                 mu, cov = sent[k]["mean"], unpack(sent[k]["cov"], d)
@@ -168,6 +196,7 @@ CASES = {
     "pfedfda/three folds": Case(
         {"folds": 3, "smooth": 0.01, "shrink": 0.05}, PLAIN, cohorts=COHORTS[:2], tolerance=1e-8
     ),
+    "pfedfda/epochs": Case({"train_statistics": "epochs"}, CROSSED, cohorts=COHORTS, tolerance=1e-8),
     "pfedfda/trained": Case({"test_statistics": "trained"}, PLAIN, cohorts=COHORTS[:2], tolerance=1e-8),
 }
 
@@ -192,5 +221,13 @@ MISTAKES = [
         late=True,
     ),
     *mistakes("pfedfda", "interpolates the other way", "single rows are folded too", variants=("momentum",)),
+    *mistakes(
+        "pfedfda/epochs",
+        "features after the update",
+        "only the last epoch",
+        "an image in one fold",
+        "a class of one image is left out",
+        variants=("momentum",),
+    ),
     *mistakes("pfedfda/trained", "searches again", "own statistics under the aggregated body", late=True),
 ]

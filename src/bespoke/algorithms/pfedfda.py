@@ -9,6 +9,7 @@ from bespoke.core import rng
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
 from bespoke.maths import gaussian
+from bespoke.maths.gathering import trained_with_features
 from bespoke.maths.gaussian import Head
 from bespoke.maths.interpolation import Fold, cross_validated_beta
 
@@ -30,13 +31,14 @@ class PFedFDA(Algorithm):
     | epsilon in Sigma + epsilon I | ``ridge``: 1.0 (public code) or 1e-4 (text); see ``repair`` |
 
     The head is fixed while the representation trains. Statistics come from one pass over the train
-    rows with the trained body (the public code gathers features of all epochs, which puts each
-    image into both folds). Means start uniform on [0, 1) as in the public code, Sigma at I. beta is
-    found by a deterministic search of the exact objective, not by L-BFGS. Prediction uses the
-    aggregated body and statistics interpolated anew, so trained, unseen and new clients are treated
-    alike and none takes a gradient step; a class with at most ``few_rows`` rows then keeps its
-    global mean. With ``test_statistics = "trained"`` a client that took part keeps body and
-    statistics as it last sent them and predicts with those, as section 4.3 has it.
+    rows with the trained body; with ``train_statistics = "epochs"`` from features of all epochs,
+    gathered in training, as in the public code, which puts each image into both folds. Means start
+    uniform on [0, 1) as in the public code, Sigma at I. beta is found by a deterministic search of
+    the exact objective, not by L-BFGS. Prediction uses the aggregated body and statistics
+    interpolated anew, so trained, unseen and new clients are treated alike and none takes a
+    gradient step; a class with at most ``few_rows`` rows then keeps its global mean. With
+    ``test_statistics = "trained"`` a client that took part keeps body and statistics as it last
+    sent them and predicts with those, as section 4.3 has it.
     Bytes per client and round: body, C d means and d(d+1)/2 of the covariance, up and down.
     """
 
@@ -52,6 +54,11 @@ class PFedFDA(Algorithm):
     shrink: float = knob(1e-4, "share of a spherical covariance in the head", above=0, high=1)
     few_rows: int = knob(
         2, "in prediction, classes with at most this many rows keep the global mean", low=0
+    )
+    train_statistics: str = knob(
+        "pass",
+        "in training, from one pass with the trained body, or from every epoch as the body trains",
+        choices=("pass", "epochs"),
     )
     test_statistics: str = knob(
         "searched",
@@ -78,10 +85,15 @@ class PFedFDA(Algorithm):
         head = gaussian.lda_head(shared, gaussian.log_prior(local, self.smooth), self.shrink)
 
         def loss(body, batch, weight, bias):
-            return task.error(Head(weight, bias)(task.features(body, batch.x, batch.key)), batch)
+            z = task.features(body, batch.x, batch.key)
+            return task.error(Head(weight, bias)(z), batch), z
 
-        body = local.sgd(loss, down["body"], head.weight, head.bias)
-        stats = self._interpolated(local, body, down, few_rows=0)
+        if self.train_statistics == "epochs":
+            body, features = trained_with_features(local, loss, down["body"], *head)
+        else:
+            body = local.sgd(lambda *given: loss(*given)[0], down["body"], *head)
+            features = local.features(body)
+        stats = self._interpolated(local, features, down, few_rows=0)
         up = {"body": body, "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
         return up if state else state, up
 
@@ -89,53 +101,44 @@ class PFedFDA(Algorithm):
         """Estimate statistics with the received body, for want of any that were trained."""
         if not state:
             return state
-        stats = self._interpolated(local, down["body"], down, self.few_rows)
+        stats = self._interpolated(local, local.features(down["body"]), down, self.few_rows)
         return {"body": down["body"], "mean": stats.mean, "cov": gaussian.pack(stats.cov)}
 
     def personalize(self, local, state, down):
         """Return a body and the head of its interpolated statistics."""
         known = gaussian.received(local.task, state) if state else None
-        own = known or self._interpolated(local, down["body"], down, self.few_rows)
+        body = (state or down)["body"]
+        own = known or self._interpolated(local, local.features(body), down, self.few_rows)
         head = gaussian.lda_head(own, gaussian.log_prior(local, self.smooth), self.shrink)
-        return {"body": (state or down)["body"], "weight": head.weight, "bias": head.bias}
+        return {"body": body, "weight": head.weight, "bias": head.bias}
 
     def predict(self, task, personal, x):
         return Head(personal["weight"], personal["bias"])(task.features(personal["body"], x))
 
-    def _interpolated(self, local, body, down, few_rows):
-        """Estimate statistics of the client's train rows and mix them with the received ones."""
+    def _interpolated(self, local, features, down, few_rows):
+        """Estimate statistics of a client's features and mix them with the received ones."""
         shared = gaussian.received(local.task, down)
-        z, y, mask = local.features(body)
-        member = gaussian.one_hot(y, mask, local.task.num_classes)
-        own = gaussian.estimate(z, member, shared.mean, self.ridge)
+        member = gaussian.one_hot(features.y, features.mask, local.task.num_classes)
+        own = gaussian.estimate(features.z, member, shared.mean, self.ridge)
         if self.repair:
             own = own._replace(cov=local.host(lambda cov: (gaussian.repair(cov),), own.cov)[0])
-        if self.betas == "none":
-            beta = own.mean.new_ones(2)
-        else:
-            # A class with a single row tells nothing across folds.
-            repeated = mask * (member @ (member.sum(dim=0) > 1).to(z.dtype))
-            parts = local.folds(self.folds).to(z.dtype) * repeated
-            folds = [
-                Fold(
-                    gaussian.estimate(
-                        z, member * (repeated - part)[:, None], shared.mean, self.ridge
-                    ),
-                    part,
-                )
-                for part in parts
-            ]
-            beta = cross_validated_beta(
-                folds,
-                shared,
-                z,
-                y,
-                gaussian.log_prior(local, self.smooth),
-                two=self.betas == "two",
-                amount=self.shrink,
-            )
+        beta = self._beta(local, features, member, shared)
         local.log(beta_mean=beta[0], beta_cov=beta[1])
         if few_rows:
             counts = member.sum(dim=0)[:, None]
             own = own._replace(mean=torch.where(counts > few_rows, own.mean, shared.mean))
         return gaussian.interpolate(own, shared, beta[0], beta[1])
+
+    def _beta(self, local, features, member, shared):
+        """Search for the shares of the client's own means and covariance."""
+        if self.betas == "none":
+            return shared.mean.new_ones(2)
+        z, y, mask = features
+        # A class with a single row tells nothing across folds.
+        repeated = mask * (member @ (member.sum(dim=0) > 1).to(z.dtype))
+        parts = local.folds(self.folds, rows=features).to(z.dtype) * repeated
+        rests = [member * (repeated - part)[:, None] for part in parts]
+        stats = [gaussian.estimate(z, rest, shared.mean, self.ridge) for rest in rests]
+        folds, prior = list(map(Fold, stats, parts)), gaussian.log_prior(local, self.smooth)
+        two = self.betas == "two"
+        return cross_validated_beta(folds, shared, z, y, prior, two=two, amount=self.shrink)

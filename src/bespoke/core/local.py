@@ -23,7 +23,7 @@ Rates = Rate | dict[str, Rate]
 
 
 class Features(NamedTuple):
-    """The features of all train rows of a client."""
+    """Features of a client's train rows, and their labels."""
 
     z: Tensor  # (width, d)
     y: Tensor  # (width,)
@@ -314,20 +314,21 @@ class Local:
     def _chunks(self) -> Iterator[Batch]:
         return self._strategy.chunks(rng.fold_in(self.key, rng.ALL_ROWS))
 
-    def folds(self, k: int, tag: int = 0) -> Tensor:
+    def folds(self, k: int, tag: int = 0, rows: Features | None = None) -> Tensor:
         """Return k folds of the train rows, stratified by class: bool (k, width), each real row in exactly one fold.
 
-        Rows are shuffled, then dealt class by class; targets that are not classes are dealt in shuffled order.
+        With ``rows`` those are dealt instead. Rows are shuffled, then dealt class by class; targets that are not
+        classes are dealt in shuffled order.
         """
-        y, mask = self.labels()
-        width, device = len(mask), self.key.device
-        order = rng.shuffle(rng.fold_in(rng.fold_in(self.key, tag), rng.FOLDS), width, self.n)
+        y, mask = self.labels() if rows is None else (rows.y, rows.mask)
+        width, real = len(mask), mask > 0
+        order = rng.shuffle(rng.fold_in(rng.fold_in(self.key, tag), rng.FOLDS), width, width)
         label = y if self.task.objective.classes else torch.zeros_like(mask, dtype=torch.int64)
-        label = torch.where(torch.arange(width, device=device) < self.n, label, 2**31)
+        label = torch.where(real, label, 2**31)  # padding comes last
         by_class = order[label[order].argsort(stable=True)]
         place = by_class.argsort(stable=True)
-        fold = torch.where(torch.arange(width, device=device) < self.n, place % k, -1)
-        return fold == torch.arange(k, device=device)[:, None]
+        fold = torch.where(real, place % k, -1)
+        return fold == torch.arange(k, device=self.key.device)[:, None]
 
     def host(self, fn: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, ...]:
         """Leave the captured computation: ``fn`` sees each tensor with a leading axis of clients.
