@@ -89,12 +89,12 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[byte
         raise write_error(Path(path), error, then) from error
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder unless it is there, or say in one sentence why that failed."""
+def make_folder(path: Path, instead: str = "choose another one") -> None:
+    """Make a folder unless it is there, or say in one sentence why that failed and what to do ``instead``."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {path}: {error.strerror}; choose another one") from None
+        raise UserError(f"cannot make the folder {path}: {error.strerror}; {instead}") from None
 
 
 def read_toml(path: Path, levels: int = _MOST_LEVELS) -> dict[str, Any]:

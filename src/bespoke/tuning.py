@@ -110,7 +110,7 @@ def tune(
         )
     for each in ranges:
         _check_range(each, name, algorithm, overrides)
-    make_folder(out)
+    make_folder(out, _ELSEWHERE)
     about = {"experiment": base.tables(), "search": [str(each) for each in ranges]}
     lines = _log(out / LOG, about, ranges)
     higher = _higher(base)
