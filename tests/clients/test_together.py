@@ -111,9 +111,7 @@ def test_what_goes_wrong_in_another_process_is_raised_here(how, kind, sentence, 
 
 def test_a_process_that_never_begins_is_not_waited_for(monkeypatch):
     parent = os.getpid()
-    monkeypatch.setattr(
-        signal, "signal", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    )  # the first thing a fork does
+    monkeypatch.setattr(processes, "_as_fork", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(UserError, match="ended before it began"):
         processes.together(2, lambda: pytest.fail("begun alone"))
     assert os.getpid() == parent

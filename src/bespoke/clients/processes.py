@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -101,7 +102,7 @@ def _local_rank() -> int:
 T = TypeVar("T")
 
 
-_PLACES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_PLACES, _SIGNALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), (signal.SIGINT, signal.SIGTERM)
 _LONGEST = timedelta(days=365)  # that one process may wait for a slower one
 
 
@@ -163,28 +164,44 @@ def _meet(place: Path, turn: int, number: int) -> None:
 def _fork(place: Path, turn: int, number: int, work: Callable[[], Any], others: list[_Fork]) -> None:
     """Fork a process that joins the others, calls ``work`` and then waits for its end; add it to the ``others``."""
     said, say = os.pipe()
-    parent, signals = os.getpid(), {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # else one might end a fork in the caller's code
+    parent = os.getpid()
     try:
-        with warnings.catch_warnings():  # of threads that a fork lacks: none of ours does what the fork needs
+        with _signals_later(), warnings.catch_warnings():
+            # Of threads that a fork lacks: none of ours does what the fork needs.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
-        if not pid:
-            _as_fork(place, turn, number, work, parent, say)
-        others.append(_Fork(pid, said))
+            if not pid:
+                _as_fork(place, turn, number, work, parent, say)
+            others.append(_Fork(pid, said))
     except OSError:
         os.close(said)
         raise
     finally:
         os.close(say)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let signals wait: one in between might lose a fork, or send it into the caller's code. They reach one thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = list[int]()
+    before = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in _SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 def _as_fork(place: Path, turn: int, number: int, work: Callable[[], Any], parent: int, say: int) -> NoReturn:
     """Live as a fork: work in silence, tell an error through a pipe, and end with the parent."""
     global _launcher
     try:
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
