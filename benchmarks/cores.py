@@ -47,6 +47,8 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     cores, runs = len(os.sched_getaffinity(0)), []
+    if cores < 2:
+        raise SystemExit("this benchmark needs two cores or more, and this process has one")
     for method in ("fedavg", "pfedfda"):
         experiment = workload(method, chosen.rounds)
         found: dict[int, list[float]] = {1: [], cores: []}

@@ -72,7 +72,7 @@ def sweep(
             results, work = scratch / "results", scratch / "work"
             wanted = plan.merged(as_tiny(job) for job in wanted)
         if dry:
-            _print_plan(wanted, results, device)
+            _print_plan(plan.needed(wanted, results, where))
             return
         place = place_at(results, work, device, precision, backend)
         stopped = held.enter_context(progress.stopping())
@@ -130,22 +130,15 @@ def table(
         print(page.text(), end="")
 
 
-def _print_plan(jobs: list[Any], root: Path, device: str) -> None:
+def _print_plan(needed: Any) -> None:
     """Print what is left, and how long it may take."""
-    from bespoke.runs.api import pick_device
-    from bespoke.tables import results
-    from bespoke.tables.plan import Clock, adoptable, unfinished
-
-    there = [*results.everything(root)]
-    found, left = adoptable(unfinished(jobs, root), there)
-    clock = Clock(there, pick_device(device).type == "cpu")
-    for job in left:
-        guess = clock.guess(job)
+    for job in needed.left:
+        guess = needed.clock.guess(job)
         about = "never measured here" if guess is None else f"about {_duration(guess)}"
         names = ", ".join(entry.id for entry in job.entries)
         print(visible(f"{job.experiment.algorithm_name}, seed {job.experiment.seed}: {names}: {about}"))
-    taken = f"; {len(found)} cells would be taken from other tables" if found else ""
-    print(f"{len(left)} trainings for {sum(len(job.entries) for job in left)} cells{taken}")
+    taken = f"; {len(needed.found)} cells would be taken from other tables" if needed.found else ""
+    print(f"{len(needed.left)} trainings for {sum(len(job.entries) for job in needed.left)} cells{taken}")
 
 
 def _print_end(state: Any, seconds: float, as_json: bool, tiny: bool) -> None:

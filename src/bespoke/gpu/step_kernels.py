@@ -254,7 +254,7 @@ def adam_update(
         part = slice(first, first + _LEAVES)
         leaves, slopes = params[part], [g.contiguous() for g in grads[part]]
         means, squares = moments["m"][part], moments["v"][part]
-        _check_pieces(*leaves, *slopes, *means, *squares)
+        _check_pieces(*leaves, *slopes, *means, *squares, steps)
         sizes = [p[0].numel() for p in leaves]
         _adam[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
             tuple(leaves), tuple(slopes), tuple(means), tuple(squares), tuple(sizes), rate, steps, active,

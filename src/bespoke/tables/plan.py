@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from bespoke.core.settings import Training
 from bespoke.data.settings import DataSettings
@@ -226,6 +228,21 @@ def _work(settings: Mapping[str, Any]) -> float:
 
 def _file(job: Job) -> str:
     return file_of(job.entries[0].table, job.entries[0].cell.base)
+
+
+class Needed(NamedTuple):
+    """What jobs lack."""
+
+    lacking: list[Job]  # what has no result
+    found: list[tuple[Entry, Result]]  # of that, what another table has
+    left: list[Job]  # and what must be run
+    clock: Clock
+
+
+def needed(jobs: Iterable[Job], root: Path, device: torch.device) -> Needed:
+    """Return what jobs lack, with a clock for those that must be run on this device."""
+    there, lacking = [*results.everything(root)], unfinished(jobs, root)
+    return Needed(lacking, *adoptable(lacking, there), Clock(there, device.type == "cpu"))
 
 
 def file_of(table: str, base: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from bespoke.files import make_folder
 from bespoke.runs.api import pick_device
 from bespoke.tables import results, worker
-from bespoke.tables.plan import Clock, Job, adopt, adoptable, unfinished
+from bespoke.tables.plan import Clock, Job, adopt, adoptable, needed, unfinished
 from bespoke.tables.worker import Place
 
 _RESERVE = 3.0  # seconds at least before the end of a budget in which a round may end and a checkpoint be written
@@ -86,11 +86,9 @@ def sweep(
     then.
     """
     deadline = None if budget is None else time.monotonic() + budget
-    there, lacking, total = [*results.everything(place.root)], unfinished(jobs, place.root), count(jobs)
-    found, left = adoptable(lacking, there)
+    lacking, found, left, clock = needed(jobs, place.root, pick_device(place.device))
     adopt(found, place.root)
-    place = dataclasses.replace(place, processes=processes)
-    clock = Clock(there, pick_device(place.device).type == "cpu")
+    place, total = dataclasses.replace(place, processes=processes), count(jobs)
     state = State(total=total, before=total - count(lacking), adopted=len(found))
     state.waiting = _longest_first(left, clock)
     context = multiprocessing.get_context("spawn")
