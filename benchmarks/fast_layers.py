@@ -2,7 +2,7 @@
 
     python benchmarks/fast_layers.py            checks, times of each kernel, times of whole steps
     python benchmarks/fast_layers.py --tune     times of other block sizes, the best four
-    ... --only cnns | deep, --layers cifar, --precision bf16    a part of it
+    ... --only cnns | deep, --layers 64,128, --precision bf16    a part of it
 
 Checks are against torch in float64 on operands that the precision can hold, so only the kernels' own rounding remains.
 Times are of CUDA graphs, in microseconds (kernels) and milliseconds (steps).
@@ -76,6 +76,23 @@ DEEP = [
     Layer("256", 24, 64, 256, 4, 256, 3, 1, 1, False),
     Layer("256-512", 24, 64, 256, 4, 512, 3, 2, 1, False),
     Layer("512", 24, 64, 512, 2, 512, 3, 1, 1, False),
+    # without a max-pool after the stem
+    Layer("wide 64", 20, 50, 64, 32, 64, 3, 1, 1, False),
+    Layer("wide 64-128", 20, 50, 64, 32, 128, 3, 2, 1, False),
+    Layer("wide 128", 20, 50, 128, 16, 128, 3, 1, 1, False),
+    Layer("wide 128-256", 20, 50, 128, 16, 256, 3, 2, 1, False),
+    Layer("wide 256", 20, 50, 256, 8, 256, 3, 1, 1, False),
+    Layer("wide 256-512", 20, 50, 256, 8, 512, 3, 2, 1, False),
+    Layer("wide 512", 20, 50, 512, 4, 512, 3, 1, 1, False),
+    # WRN-16-2
+    Layer("wrn stem", 20, 50, 3, 32, 16, 3, 1, 1, False, True),
+    Layer("wrn 16-32", 20, 50, 16, 32, 32, 3, 1, 1, False),
+    Layer("wrn 16-32 1x1", 20, 50, 16, 32, 32, 1, 1, 0, False),
+    Layer("wrn 32", 20, 50, 32, 32, 32, 3, 1, 1, False),
+    Layer("wrn 32-64", 20, 50, 32, 32, 64, 3, 2, 1, False),
+    Layer("wrn 64", 20, 50, 64, 16, 64, 3, 1, 1, False),
+    Layer("wrn 64-128", 20, 50, 64, 16, 128, 3, 2, 1, False),
+    Layer("wrn 128", 20, 50, 128, 8, 128, 3, 1, 1, False),
 ]
 NORMS = [(24, 64, 32, 64, False), (24, 64, 16, 64, True), (24, 64, 8, 128, True), (24, 64, 4, 256, True)]
 NORMS += [(24, 64, 2, 512, True)]  # clients, images, side, channels, whether a residual is added
@@ -195,13 +212,13 @@ def jobs(layer: Layer, precision: str) -> Iterator[Job]:
         "forward",
         layer,
         lambda blocks: kernels.forward(maps, packed, b if layer.pooled else None, weight, conv, blocks),
-        kernels.choose_blocks("forward", conv, rows, layer.outputs, depth),
+        kernels.choose_blocks("forward", conv, rows, layer.outputs, depth, layer.channels),
     )
     yield Job(
         "weight",
         layer,
         lambda blocks: kernels.weight_gradient(maps, dy, code, weight, conv, blocks),
-        kernels.choose_blocks("weight", conv, depth, layer.outputs, rows),
+        kernels.choose_blocks("weight", conv, depth, layer.outputs, rows, layer.channels),
     )
     if layer.first:
         return
@@ -212,7 +229,9 @@ def jobs(layer: Layer, precision: str) -> Iterator[Job]:
         "input",
         layer,
         lambda blocks: kernels.input_gradient(dy, code, packed, weight, conv, sides, dtype, blocks),
-        kernels.choose_blocks("input", conv, layer.batch * across**2, step**2 * layer.channels, layer.outputs),
+        kernels.choose_blocks(
+            "input", conv, layer.batch * across**2, step**2 * layer.channels, layer.outputs, layer.channels
+        ),
     )
 
 
@@ -226,8 +245,8 @@ def time_norms(precision: str) -> bool:
         scale, shift = drawn(clients, channels), drawn(clients, channels)
         residual = added if adds else None
         forward = partial(kernels.norm, x, residual, scale, shift, channels, 1e-5, True)
-        y = forward()
-        back = partial(kernels.norm_gradient, dy, x, y if adds else None, scale, shift, channels, 1e-5, True)
+        y, mean, rate = forward()
+        back = partial(kernels.norm_gradient, dy, x, y if adds else None, scale, shift, mean, rate, channels, True)
         dx, _, dscale, dshift = back()
         exact = [t[:1].double().requires_grad_() for t in (x, scale, shift)]
         wanted = F.group_norm(exact[0][0].permute(0, 3, 1, 2), channels, exact[1][0], exact[2][0])
@@ -284,38 +303,43 @@ def time_kernels(chosen: list[Layer], precision: str) -> None:
 
 
 def alternatives(job: Job) -> list[kernels.Blocks]:
-    """Return block sizes near the default."""
-    own = job.default
+    """Return block sizes near the default; for plain convolutions also larger ones, and deeper pipelines."""
+    own, plain = job.default, not job.layer.pooled
     assert own is not None
-    rows, columns, depth = [64, 128], {own.columns, own.columns * 2, max(16, own.columns // 2)}, [32, 64]
-    if job.kind == "weight":
+    rows, depth = [64, 128], [32, 64]
+    columns = {own.columns, own.columns * 2 if own.columns < 128 else 256, max(16, own.columns // 2)}
+    if job.kind == "weight" or plain:
         depth = [32, 64, 128]
+    if plain and job.layer.channels < 32:
+        depth = [16, 32, 64]
     widest = max(16, 1 << (job.layer.outputs - 1).bit_length())
     if job.kind == "input":
         widest = (2 if job.layer.pooled else job.layer.stride) ** 2 * max(16, job.layer.channels)
     found = []
-    for r, c, d, warps, deep in itertools.product(rows, sorted(columns), depth, (4, 8), (2, 3)):
+    for r, c, d, warps, deep in itertools.product(rows, sorted(columns), depth, (4, 8), (3, 4) if plain else (2, 3)):
         accumulators = r * c * (4 if job.layer.pooled and job.kind != "input" else 1)
-        if c <= min(widest, 256) and 32 * warps * 16 <= accumulators <= 32 * warps * 128:
+        fits = 2 * d * (r + c) * deep <= 200 * 1024
+        if c <= min(widest, 256) and 32 * warps * 16 <= accumulators <= 32 * warps * 128 and fits:
             found.append(kernels.Blocks(r, c, d, warps, deep))
     return found
 
 
-def tune(chosen: list[Layer], precision: str) -> None:
+def tune(chosen: list[Layer], precision: str, share: str) -> None:
+    """Time other block sizes; with a ``share``, i/n, only compile that part of them, for n processes side by side."""
+    part, parts = map(int, (share or "0/1").split("/"))
+    results: dict[tuple[str, str], list[tuple[float, kernels.Blocks]]] = {}
     for layer in chosen:
-        for job in jobs(layer, precision):
-            if job.default is None:
-                continue
-            work = [job.default, *(b for b in alternatives(job) if b != job.default)]
-            problems = compile_all([(job, blocks) for blocks in work])
-            results = [
-                (graph_time(partial(job.run, blocks), 10, 5) * 1e6, tuple(blocks))
-                for blocks, problem in zip(work, problems, strict=True)
-                if not problem
-            ]
-            own = next((f"{t:.1f}" for t, blocks in results if blocks == tuple(job.default)), problems[0])
-            best = "  ".join(f"{tuple(b)} {t:.1f}" for t, b in sorted(results)[:4])
-            print(f"  {layer.name:12} {job.kind:8} own {tuple(job.default)} {own}   best {best}")
+        tuned = [job for job in jobs(layer, precision) if job.default is not None]
+        work = [(job, b) for job in tuned for b in dict.fromkeys([job.default, *alternatives(job)])]
+        for job, blocks in work[part::parts]:
+            if not attempt((job, blocks)) and not share:
+                found = results.setdefault((layer.name, job.kind), [])
+                found.append((graph_time(partial(job.run, blocks), 3, 4) * 1e6, blocks))
+        for job in () if share else tuned:
+            times = results[layer.name, job.kind]
+            best = "  ".join(f"{tuple(b)} {t:.1f}" for t, b in sorted(times)[:5])
+            mine = next((f"{t:.1f}" for t, b in times if b == job.default), "does not run")
+            print(f"  {layer.name:14} {job.kind:8} own {tuple(job.default or ())} {mine}   best {best}", flush=True)
 
 
 def step_time(name: str, clients: int, batch: int, precision: str, torchs: bool) -> float:
@@ -350,17 +374,18 @@ def time_steps(chosen: list[tuple[str, int, int]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tune", action="store_true", help="time other block sizes")
+    parser.add_argument("--compile", default="", metavar="I/N", help="with --tune: only compile the I-th of N parts")
     parser.add_argument("--only", choices=["cnns", "deep"], help="only small CNNs, or only ResNets")
-    parser.add_argument("--layers", default="", help="only layers whose name starts with this")
+    parser.add_argument("--layers", default="", help="only layers of these names, with commas")
     parser.add_argument("--precision", choices=["tf32", "bf16"], help="only this precision")
     asked = parser.parse_args()
     chosen = {"cnns": CNNS, "deep": DEEP}.get(asked.only, CNNS + DEEP)
-    chosen = [layer for layer in chosen if layer.name.startswith(asked.layers)]
+    chosen = [layer for layer in chosen if not asked.layers or layer.name in asked.layers.split(",")]
     precisions = [asked.precision] if asked.precision else ["bf16", "tf32"]
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), torch.__version__, kernels.triton.__version__)
     if asked.tune:
-        tune(chosen, precisions[0])
+        tune(chosen, precisions[0], asked.compile)
         return 0
     steps = [s for s in STEPS if not asked.only or (s[0].endswith("cnn") == (asked.only == "cnns"))]
     good = True

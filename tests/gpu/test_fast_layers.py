@@ -89,10 +89,16 @@ def written_norm(maps, residual, scale, shift, groups, eps, relu):
 
 
 def norm(maps, residual, scale, shift, groups, eps, relu):
-    return written_norm(maps, residual, scale, shift, groups, eps, relu).to(maps.dtype)
+    parts = maps.float().unflatten(4, (groups, -1))
+    mean, var = parts.mean((2, 3, 5)), parts.var((2, 3, 5), correction=0)
+    size = maps.shape[4] // groups
+    by_channel = [t.repeat_interleave(size, 2) for t in (mean, (var + eps).rsqrt())]
+    return written_norm(maps, residual, scale, shift, groups, eps, relu).to(maps.dtype), *by_channel
 
 
-def norm_gradient(dy, maps, y, scale, shift, groups, eps, relu):
+def norm_gradient(dy, maps, y, scale, shift, mean, rate, groups, relu):
+    assert mean.shape == rate.shape == (*maps.shape[:2], maps.shape[4])
+    eps = 1e-5
     dy = dy.float()
     added = None
     if y is not None:
@@ -105,6 +111,18 @@ def norm_gradient(dy, maps, y, scale, shift, groups, eps, relu):
     return dx.to(maps.dtype), added, dscale, dshift
 
 
+def max_pool(maps, pool):
+    pairs = [F.max_pool2d(x, *pool, return_indices=True) for x in maps.float().permute(0, 1, 4, 2, 3)]
+    y, code = (torch.stack(t) for t in zip(*pairs, strict=True))
+    return channels_last(y, maps.dtype), code.permute(0, 1, 3, 4, 2)
+
+
+def max_pool_gradient(dy, code, pool, sides):
+    dy, code = (t.permute(0, 1, 4, 2, 3).flatten(3) for t in (dy, code))
+    dx = dy.new_zeros((*dy.shape[:3], sides[0] * sides[1])).scatter_add(3, code, dy)
+    return channels_last(dx.unflatten(3, sides), dy.dtype)
+
+
 REFERENCE = SimpleNamespace(
     pack_maps=pack_maps,
     pack_weight=pack_weight,
@@ -113,6 +131,8 @@ REFERENCE = SimpleNamespace(
     input_gradient=input_gradient,
     norm=norm,
     norm_gradient=norm_gradient,
+    max_pool=max_pool,
+    max_pool_gradient=max_pool_gradient,
 )
 
 
@@ -419,6 +439,9 @@ def test_stage_kernels(precision, clients, batch, channels, sides, outputs, kern
         (1, 3, 16, (5, 6), 24, 1, 2, 0),
         (1, 1, 3, (11, 10), 24, 7, 2, 3),
         (2, 2, 64, (4, 4), 136, 3, 1, 1),
+        (2, 2, 64, (6, 5), 64, 3, 2, 1),
+        (1, 2, 128, (4, 4), 64, 1, 2, 0),
+        (2, 1, 32, (5, 5), 32, 3, 1, 1),
     ],
 )
 def test_convolution_kernels(precision, clients, batch, channels, sides, outputs, kernel, stride, padding):
@@ -479,3 +502,27 @@ def test_norm_kernels(precision, channels, groups, relu, adds):
         [held(t, precision) for t in inputs],
         precision,
     )
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 3, 2)])
+def test_pool_kernels(precision, kernel, stride, padding):
+    x = drawn(2, 3, 20, 7, 9)
+    x[:, :, :, 2:4] = x[:, :, :, 4:6]  # equal values: the first wins
+    compare(
+        lambda x: fast_layers.max_pool(x, kernel, stride, padding, precision),
+        lambda x: F.max_pool2d(x, kernel, stride, padding),
+        [held(x, precision)],
+        precision,
+    )
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+def test_a_nan_passes_a_pool():
+    x = torch.zeros(1, 1, 1, 4, 4, device=DEVICE)
+    x[..., 0, 0] = float("nan")
+    y = vmap(lambda x: fast_layers.max_pool(x, 2, 2, 0, "tf32"))(x)
+    assert y.isnan().flatten().tolist() == [True, False, False, False]

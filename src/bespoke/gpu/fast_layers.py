@@ -9,6 +9,7 @@ It has no derivative itself.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,14 @@ class Norm(NamedTuple):
     relu: bool
     adds: bool
     operands: torch.dtype
+
+
+class Pool(NamedTuple):
+    """A max-pool with square windows."""
+
+    kernel: int
+    stride: int
+    padding: int
 
 
 def kernels() -> Any:
@@ -98,6 +107,11 @@ def norm_fits(x: Tensor, groups: int) -> bool:
     return x[0].numel() // groups <= _LARGEST_GROUP
 
 
+def max_pool(x: Tensor, kernel: int, stride: int, padding: int, precision: str) -> Tensor:
+    """Take the largest of each window: x (B, C, H, W) -> (B, C, H', W') in the precision's type."""
+    return _MaxPool.apply(x[None], Pool(kernel, stride, padding), _OPERANDS[precision])[0].squeeze(0)
+
+
 # --- between one client and many ----------------------------------------------------------------------------
 
 
@@ -115,6 +129,29 @@ def _channels_last(maps: Tensor, dtype: torch.dtype) -> Tensor:
     """Return (K, B, C, H, W) as contiguous (K, B, H, W, C) of type ``dtype``; a view where it already is."""
     last = maps.permute(0, 1, 3, 4, 2)
     return last if last.dtype == dtype and last.is_contiguous() else last.to(dtype).contiguous()
+
+
+def _gradient(compute: Callable[..., tuple[Tensor, ...]]) -> type[Function]:
+    """Return ``compute``, on stacked tensors, as a function with a vmap rule and without a derivative."""
+
+    class Gradient(Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return compute(*inputs)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+            return map_lanes(Gradient, info, in_dims, inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            """Keep nothing: there is no second derivative."""
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+            raise UserError(NO_SECOND)
+
+    return Gradient
 
 
 # --- convolution --------------------------------------------------------------------------------------------
@@ -176,49 +213,35 @@ class _Convolution(Function):
         return dx if wants_input else None, dw, db if wants_bias else None, None
 
 
-class _ConvolutionGradient(Function):
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return _convolve_back(*inputs)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return map_lanes(_ConvolutionGradient, info, in_dims, inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: there is no second derivative."""
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        raise UserError(NO_SECOND)
+_ConvolutionGradient = _gradient(_convolve_back)
 
 
 # --- normalisation ------------------------------------------------------------------------------------------
 
 
 def _normalise(x: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm) -> tuple[Tensor, ...]:
-    """Return y (K, B, C, H, W)."""
+    """Return y (K, B, C, H, W), and for the gradient mean and 1 / standard deviation (K, B, C) of each group."""
     maps = _channels_last(x, norm.operands)
     added = None if residual is None else _channels_last(residual, norm.operands)
-    return (_channels_second(kernels().norm(maps, added, scale, shift, norm.groups, norm.eps, norm.relu)),)
+    y, mean, rate = kernels().norm(maps, added, scale, shift, norm.groups, norm.eps, norm.relu)
+    return _channels_second(y), mean, rate
 
 
 def _normalise_back(
-    dy: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, norm: Norm
+    dy: Tensor, x: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, mean: Tensor, rate: Tensor, norm: Norm
 ) -> tuple[Tensor, ...]:
     """Return dx, dresidual (absent without a residual), dscale, dshift."""
     dy, maps = _channels_last(dy, norm.operands), _channels_last(x, norm.operands)
     out = None if y is None else _channels_last(y, norm.operands)
     dx, dresidual, dscale, dshift = kernels().norm_gradient(
-        dy, maps, out, scale, shift, norm.groups, norm.eps, norm.relu
+        dy, maps, out, scale, shift, mean, rate, norm.groups, norm.relu
     )
     added = _absent(dx) if dresidual is None else _channels_second(dresidual)
     return _channels_second(dx).to(x.dtype), added, dscale, dshift
 
 
 class _Norm(Function):
-    """(x, residual or None, scale, shift, Norm) -> (y,)."""
+    """(x, residual or None, scale, shift, Norm) -> (y, mean, rate)."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
@@ -231,27 +254,56 @@ class _Norm(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, _, scale, shift, ctx.norm = inputs
-        ctx.save_for_backward(x, output[0] if ctx.norm.adds else None, scale, shift)
+        y, mean, rate = output
+        ctx.mark_non_differentiable(mean, rate)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y if ctx.norm.adds else None, scale, shift, mean, rate)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
         dx, added, dscale, dshift = _NormGradient.apply(dy, *ctx.saved_tensors, ctx.norm)
         return dx, added if ctx.norm.adds else None, dscale, dshift, None
 
 
-class _NormGradient(Function):
+_NormGradient = _gradient(_normalise_back)
+
+
+# --- max-pool -----------------------------------------------------------------------------------------------
+
+
+def _pool(x: Tensor, pool: Pool, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return y (K, B, C, H', W'), and for the gradient the place of each largest value in its window, uint8."""
+    y, code = kernels().max_pool(_channels_last(x, dtype), pool)
+    return _channels_second(y), code
+
+
+def _pool_back(dy: Tensor, code: Tensor, pool: Pool, sides: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor]:
+    """Return dx (K, B, C, H, W) for maps of H x W = ``sides``."""
+    return (_channels_second(kernels().max_pool_gradient(_channels_last(dy, dy.dtype), code, pool, sides)).to(dtype),)
+
+
+class _MaxPool(Function):
+    """(x, Pool, dtype) -> (y, code)."""
+
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return _normalise_back(*inputs)
+        return _pool(*inputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return map_lanes(_NormGradient, info, in_dims, inputs)
+        return map_lanes(_MaxPool, info, in_dims, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: there is no second derivative."""
+        x, ctx.pool, _ = inputs
+        ctx.sides, ctx.dtype = tuple(x.shape[3:]), x.dtype
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        raise UserError(NO_SECOND)
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+        return *_PoolGradient.apply(dy, *ctx.saved_tensors, ctx.pool, ctx.sides, ctx.dtype), None, None
+
+
+_PoolGradient = _gradient(_pool_back)

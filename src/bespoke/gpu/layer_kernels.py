@@ -21,10 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bespoke.gpu.fast_layers import Conv
+from bespoke.gpu.fast_layers import Conv, Pool
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
 _PROGRAMS = 528  # to keep 132 multiprocessors busy with a few each
+_POOLED = 1024  # numbers of a map that a program of a max-pool computes
 
 
 class Blocks(NamedTuple):
@@ -41,8 +42,11 @@ def _power(n: int, low: int = 16, high: int = 1 << 30) -> int:
     return max(low, min(high, 1 << (n - 1).bit_length()))
 
 
-def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int) -> Blocks:
-    """Return block sizes by shape, from measurements. ``kind`` is forward, weight or input."""
+def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int, channels: int) -> Blocks:
+    """Return block sizes by shape, from measurements; ``kind`` is forward, weight or input.
+
+    ``rows``, ``columns`` and ``depth`` are those of the matrix product; ``channels`` are the input's.
+    """
     if kind == "forward" and conv.pooled:
         if columns >= 64:
             chosen = Blocks(64, 64, 32)
@@ -58,12 +62,24 @@ def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int) ->
     elif kind == "input" and conv.pooled:
         chosen = Blocks(64, 128, 32, 4, 2) if columns >= 128 else Blocks(128, _power(columns, high=64), 32)
     elif kind == "weight":
-        tall = _power(rows, low=64, high=128)
-        chosen = Blocks(tall, _power(columns, high=128), 64, 8 if tall * min(columns, 128) >= 128 * 128 else 4)
-    else:
-        tall = 128 if rows >= 256 else 64
-        warps = 8 if tall == 128 and columns >= 128 else 4
-        chosen = Blocks(tall, _power(columns, high=128), _power(depth, high=64), warps)
+        if columns > channels >= 64:
+            chosen = Blocks(64, _power(columns, high=128), 64)
+        elif channels >= 128:
+            chosen = Blocks(128, _power(columns, high=128), 32, 4, 3 if channels >= 512 else 4)
+        else:
+            chosen = Blocks(64, _power(columns, high=128), 64, 4, 4)
+    elif kind == "input":
+        if channels >= 512:
+            chosen = Blocks(64, 128, _power(depth, high=64))
+        else:  # a program's columns should all belong to one pixel
+            wide = _power(columns, high=128) if channels < 64 else _power(channels, high=128)
+            chosen = Blocks(128 if rows >= 256 else 64, wide, _power(depth, high=64), 8 if wide == 128 else 4)
+    elif columns >= 256:
+        chosen = Blocks(64, 256, 32, 4, 4 if channels >= 512 else 3)
+    else:  # a block's depth should lie at one place of the patch
+        deep = _power(depth if channels < 16 else channels, high=64)
+        warps = 8 if rows >= 256 and columns >= 128 else 4
+        chosen = Blocks(128 if rows >= 256 else 64, _power(columns, high=128), deep, warps, 4 if deep <= 32 else 3)
     if conv.operands == torch.float32:  # twice the shared memory
         chosen = chosen._replace(depth=max(16, chosen.depth // 2))
     return chosen
@@ -106,8 +122,23 @@ def _pack_maps(
 
 
 @triton.jit
-def _patches(x, b, y0, x0, live, k, H, W, PAD: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, DEPTH: tl.constexpr):
-    """Patches as rows: pixel (b, y0, x0) is the upper left corner, k numbers (row, column, channel) in the patch."""
+def _patches(
+    x, b, y0, x0, live, k0, H: tl.constexpr, W: tl.constexpr, PAD: tl.constexpr, WIDTH: tl.constexpr,
+    C: tl.constexpr, DEPTH: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Patches as rows: pixel (b, y0, x0) is the upper left corner, k numbers (row, column, channel) in the patch.
+
+    Return the columns from k0 on. Where they all lie at one place of the patch, a row of them lies in one piece, and
+    it is inside or outside as a whole.
+    """
+    if C % BK == 0:
+        tap, c = k0 // C, tl.multiple_of(k0 % C, BK) + tl.arange(0, BK)
+        rows, columns = y0 + tap // WIDTH, x0 + tap % WIDTH
+        inside = live
+        if PAD > 0:
+            inside = inside & (rows >= 0) & (rows < H) & (columns >= 0) & (columns < W)
+        return tl.load(x + (((b * H + rows) * W + columns) * C)[:, None] + c[None, :], mask=inside[:, None], other=0.0)
+    k = k0 + tl.arange(0, BK)
     start = ((b * H + y0) * W + x0) * C
     inside = live[:, None] & (k < DEPTH)[None, :]
     if PAD > 0:
@@ -139,9 +170,10 @@ def _better(best, where, value, q: tl.constexpr):
     return tl.where(larger, value, best), tl.where(larger, q, where)
 
 
-@triton.jit(do_not_specialize=["rows", "H", "W", "OH", "OW"])
+@triton.jit(do_not_specialize=["rows"])
 def _forward(
-    x, w, bias, y, code, x_stride, bias_stride, slope, rows, H, W, OH, OW,
+    x, w, bias, y, code, x_stride, bias_stride, slope, rows,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     C: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -163,14 +195,15 @@ def _forward(
         acc1, acc2, acc3 = acc0, acc0, acc0
     for k0 in range(0, DEPTH, BK):
         k = k0 + tl.arange(0, BK)
-        a = _patches(x, b, y0, x0, live, k, H, W, PAD, WIDTH, C, DEPTH)
+        a = _patches(x, b, y0, x0, live, k0, H, W, PAD, WIDTH, C, DEPTH, BK)
         if POOL:
             acc0 = tl.dot(a, _shifted(w, k, n, 0, 0, KH, KW, C, OUTP), acc0, input_precision=TYPE)
             acc1 = tl.dot(a, _shifted(w, k, n, 0, 1, KH, KW, C, OUTP), acc1, input_precision=TYPE)
             acc2 = tl.dot(a, _shifted(w, k, n, 1, 0, KH, KW, C, OUTP), acc2, input_precision=TYPE)
             acc3 = tl.dot(a, _shifted(w, k, n, 1, 1, KH, KW, C, OUTP), acc3, input_precision=TYPE)
         else:
-            weight = tl.load(w + k[:, None] * OUTP + n[None, :], mask=(k < DEPTH)[:, None], other=0.0)
+            place = w + k[:, None] * OUTP + n[None, :]
+            weight = tl.load(place) if DEPTH % BK == 0 else tl.load(place, mask=(k < DEPTH)[:, None], other=0.0)
             acc0 = tl.dot(a, weight, acc0, input_precision=TYPE)
     inside = live[:, None] & (n < OUT)[None, :]
     place = client * rows * OUT + m[:, None] * OUT + n[None, :]
@@ -193,9 +226,10 @@ def _chosen(gradient, code, slope):
     return tl.where((code & 4) > 0, value, value * slope)
 
 
-@triton.jit(do_not_specialize=["splits", "rows", "rows_each", "H", "W", "OH", "OW"])
+@triton.jit(do_not_specialize=["splits", "rows", "rows_each"])
 def _weight_gradient(
-    x, dy, code, parts, bias_parts, x_stride, slope, splits, rows, rows_each, H, W, OH, OW,
+    x, dy, code, parts, bias_parts, x_stride, slope, splits, rows, rows_each,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     C: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, TYPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -210,7 +244,7 @@ def _weight_gradient(
     STEP: tl.constexpr = 2 if POOL else STRIDE
     DEPTH: tl.constexpr = HEIGHT * WIDTH * C
     COLUMNS: tl.constexpr = OUTP // BN
-    k = tl.program_id(0) // COLUMNS * BM + tl.arange(0, BM)
+    k0 = tl.program_id(0) // COLUMNS * BM
     n = tl.program_id(0) % COLUMNS * BN + tl.arange(0, BN)
     x += client * x_stride
     dy += client * rows * OUT
@@ -223,7 +257,7 @@ def _weight_gradient(
         m = m0 + tl.arange(0, BK)
         live = m < rows
         b, y0, x0 = m // (OH * OW), (m // OW % OH) * STEP - PAD, (m % OW) * STEP - PAD
-        a = tl.trans(_patches(x, b, y0, x0, live, k, H, W, PAD, WIDTH, C, DEPTH))
+        a = tl.trans(_patches(x, b, y0, x0, live, k0, H, W, PAD, WIDTH, C, DEPTH, BM))
         place = m[:, None] * OUT + n[None, :]
         inside = live[:, None] & (n < OUT)[None, :]
         g = tl.load(dy + place, mask=inside, other=0.0)
@@ -241,6 +275,7 @@ def _weight_gradient(
         else:
             acc0 = tl.dot(a, g, acc0, input_precision=TYPE)
     WINDOW: tl.constexpr = 4 if POOL else 1
+    k = k0 + tl.arange(0, BM)
     place = parts + (client * splits + split) * (WINDOW * DEPTH * OUTP) + k[:, None] * OUTP + n[None, :]
     inside = (k < DEPTH)[:, None]
     tl.store(place, acc0, mask=inside)
@@ -292,9 +327,10 @@ def _turned(w, u, v, ci, co, KH: tl.constexpr, KW: tl.constexpr, C: tl.constexpr
     return tl.load(place, mask=inside[None, :] & (co < OUTP)[:, None], other=0.0)
 
 
-@triton.jit(do_not_specialize=["rows", "H", "W", "OH", "OW", "JH", "JW"])
+@triton.jit(do_not_specialize=["rows"])
 def _input_gradient(
-    dy, code, w, dx, slope, rows, H, W, OH, OW, JH, JW,
+    dy, code, w, dx, slope, rows,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, CB: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr,
     TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -307,26 +343,33 @@ def _input_gradient(
     client = tl.program_id(2).to(tl.int64)
     STEP: tl.constexpr = 2 if POOL else STRIDE
     EXTRA: tl.constexpr = 1 if POOL else 0
-    DY: tl.constexpr = (KH + EXTRA + STEP - 1) // STEP
-    DX: tl.constexpr = (KW + EXTRA + STEP - 1) // STEP
     DEPTHS: tl.constexpr = (OUT + BK - 1) // BK
+    # Where a program's columns all belong to one pixel, it takes the places that this pixel reads, and no others.
+    ONE: tl.constexpr = CB % BN == 0 and CB == C and not POOL
     m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
     b, jy, jx = m // (JH * JW), m // JW % JH + PAD // STEP, m % JW + PAD // STEP
-    ci, ry, rx = n % CB, n // CB // STEP, n // CB % STEP
+    n0 = tl.program_id(1) * BN
+    if ONE:
+        pixel = 0 if STEP == 1 else n0 // CB
+        ry, rx, ci = pixel // STEP, pixel % STEP, tl.multiple_of(n0 % CB, BN) + tl.arange(0, BN)
+        dys, dxs = (KH - ry + STEP - 1) // STEP, (KW - rx + STEP - 1) // STEP
+    else:
+        n = n0 + tl.arange(0, BN)
+        ci, ry, rx = n % CB, n // CB // STEP, n // CB % STEP
+        dys, dxs = (KH + EXTRA + STEP - 1) // STEP, (KW + EXTRA + STEP - 1) // STEP
     w += client * (KH * KW * CP * OUTP)
     base = client * (rows // (JH * JW)) * (OH * OW * OUT)
     dy += base
     if POOL:
         code += base
     acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(DY * DX * DEPTHS):
-        ey, ex = step // DEPTHS // DX, step // DEPTHS % DX
+    for step in range(dys * dxs * DEPTHS):
+        ey, ex = step // DEPTHS // dxs, step // DEPTHS % dxs
         co = step % DEPTHS * BK + tl.arange(0, BK)
         oy, ox = jy - ey, jx - ex
         live = (m < rows) & (oy >= 0) & (oy < OH) & (ox >= 0) & (ox < OW)
         place = (((b * OH + oy) * OW + ox) * OUT)[:, None] + co[None, :]
-        inside = live[:, None] & (co < OUT)[None, :]
+        inside = live[:, None] if OUT % BK == 0 else live[:, None] & (co < OUT)[None, :]
         g = tl.load(dy + place, mask=inside, other=0.0)
         u, v = STEP * ey + ry, STEP * ex + rx
         if POOL:
@@ -337,9 +380,16 @@ def _input_gradient(
             for i in tl.static_range(4):
                 weight = _turned(w, u - i // 2, v - i % 2, ci, co, KH, KW, C, CP, OUTP)
                 acc = tl.dot(tl.where(q == i, g, zero), weight, acc, input_precision=TYPE)
+        elif ONE and OUT % BK == 0:
+            weight = tl.load(w + (((u * KW + v) * CP + ci) * OUTP)[None, :] + co[:, None])
+            acc = tl.dot(g, weight, acc, input_precision=TYPE)
         else:
             acc = tl.dot(g, _turned(w, u, v, ci, co, KH, KW, C, CP, OUTP), acc, input_precision=TYPE)
-    iy, ix = (STEP * jy - PAD)[:, None] + ry[None, :], (STEP * jx - PAD)[:, None] + rx[None, :]
+    iy, ix = STEP * jy - PAD, STEP * jx - PAD
+    if ONE:
+        iy, ix = (iy + ry)[:, None], (ix + rx)[:, None]
+    else:
+        iy, ix = iy[:, None] + ry[None, :], ix[:, None] + rx[None, :]
     inside = (m < rows)[:, None] & (ci < C)[None, :] & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
     place = client * (rows // (JH * JW)) * (H * W * C) + ((b[:, None] * H + iy) * W + ix) * C + ci[None, :]
     tl.store(dx + place, acc.to(dx.dtype.element_ty), mask=inside)
@@ -353,18 +403,9 @@ def _total(per_channel, WHOLE: tl.constexpr):
     return per_channel
 
 
-@triton.jit
-def _standardise(x, inside, count, eps, WHOLE: tl.constexpr):
-    """Scale x (pixels, channels) to mean 0 and variance 1 per group; also return 1 / standard deviation (channels,)."""
-    mean = _total(tl.sum(x, 0), WHOLE) / count
-    centred = tl.where(inside, x - mean[None, :], 0.0)
-    rate = tl.rsqrt(_total(tl.sum(centred * centred, 0), WHOLE) / count + eps)
-    return centred * rate[None, :], rate
-
-
 @triton.jit(do_not_specialize=["batch", "pixels"])
 def _norm(
-    x, residual, scale, shift, y, scale_stride, shift_stride, eps, batch, pixels,
+    x, residual, scale, shift, y, means, rates, scale_stride, shift_stride, eps, batch, pixels,
     C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -378,8 +419,12 @@ def _norm(
     inside = (p < pixels)[:, None] & channel[None, :]
     place = image * pixels * C + p[:, None] * C + c[None, :]
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    value, _ = _standardise(value, inside, pixels * GROUP, eps, WHOLE)
-    value = value * tl.load(scale + client * scale_stride + c, mask=channel, other=0.0)[None, :]
+    mean = _total(tl.sum(value, 0), WHOLE) / (pixels * GROUP)
+    value = tl.where(inside, value - mean[None, :], 0.0)
+    rate = tl.rsqrt(_total(tl.sum(value * value, 0), WHOLE) / (pixels * GROUP) + eps)
+    tl.store(means + image * C + c, mean, mask=channel)
+    tl.store(rates + image * C + c, rate, mask=channel)
+    value = value * (rate * tl.load(scale + client * scale_stride + c, mask=channel, other=0.0))[None, :]
     value += tl.load(shift + client * shift_stride + c, mask=channel, other=0.0)[None, :]
     if ADD:
         value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
@@ -390,7 +435,7 @@ def _norm(
 
 @triton.jit(do_not_specialize=["batch", "pixels"])
 def _norm_gradient(
-    dy, x, y, scale, shift, dx, dresidual, dscale, dshift, scale_stride, shift_stride, eps, batch, pixels,
+    dy, x, y, scale, shift, means, rates, dx, dresidual, dscale, dshift, scale_stride, shift_stride, batch, pixels,
     C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -403,10 +448,11 @@ def _norm_gradient(
     channel = (c < C) & (own < WIDTH)
     inside = (p < pixels)[:, None] & channel[None, :]
     place = image * pixels * C + p[:, None] * C + c[None, :]
-    g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    standard, rate = _standardise(value, inside, pixels * GROUP, eps, WHOLE)
+    mean = tl.load(means + image * C + c, mask=channel, other=0.0)
+    rate = tl.load(rates + image * C + c, mask=channel, other=0.0)
     factor = tl.load(scale + client * scale_stride + c, mask=channel, other=0.0)
+    g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    standard = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rate[None, :]
     if RELU:
         if ADD:
             out = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
@@ -416,13 +462,58 @@ def _norm_gradient(
         g = tl.where(out > 0, g, 0.0)
     if ADD:
         tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), mask=inside)
-    by_shift, by_scale = tl.sum(g, 0), tl.sum(g * standard, 0)
+    by_shift, by_scale = tl.sum(g, 0), tl.sum(g * standard, 0)  # outside g is 0
     tl.store(dshift + image * C + c, by_shift, mask=channel)
     tl.store(dscale + image * C + c, by_scale, mask=channel)
-    mean = _total(factor * by_shift, WHOLE) / (pixels * GROUP)
+    centre = _total(factor * by_shift, WHOLE) / (pixels * GROUP)
     slope = _total(factor * by_scale, WHOLE) / (pixels * GROUP)
-    g = rate[None, :] * (g * factor[None, :] - mean[None, :] - standard * slope[None, :])
+    g = rate[None, :] * (g * factor[None, :] - centre[None, :] - standard * slope[None, :])
     tl.store(dx + place, g.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _max_pool(
+    x, y, code, size, in_size, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Take the largest of each window, and its place there, of the maps of one client."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c, pixel = at % C, at // C
+    image, y0, x0 = pixel // (OH * OW), pixel // OW % OH * STRIDE - PAD, pixel % OW * STRIDE - PAD
+    x += client * in_size
+    best, where = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.int32)
+    for i in tl.static_range(KERNEL * KERNEL):
+        row, column = y0 + i // KERNEL, x0 + i % KERNEL
+        inside = (at < size) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        value = tl.load(x + ((image * H + row) * W + column) * C + c, mask=inside, other=float("-inf"))
+        best, where = _better(best, where, value.to(tl.float32), i)
+    tl.store(y + client * size + at, best.to(y.dtype.element_ty), mask=at < size)
+    tl.store(code + client * size + at, where.to(tl.uint8), mask=at < size)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _max_pool_gradient(
+    dy, code, dx, size, out_size, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    C: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum over the windows whose largest value a pixel was."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c, pixel = at % C, at // C
+    image, row, column = pixel // (H * W), pixel // W % H + PAD, pixel % W + PAD
+    dy += client * out_size
+    code += client * out_size
+    total = tl.zeros((BLOCK,), tl.float32)
+    WINDOWS: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE  # in each direction
+    for i in tl.static_range(WINDOWS * WINDOWS):
+        oy, ox = row // STRIDE - i // WINDOWS, column // STRIDE - i % WINDOWS
+        u, v = row - oy * STRIDE, column - ox * STRIDE
+        inside = (at < size) & (oy >= 0) & (oy < OH) & (ox >= 0) & (ox < OW) & (u < KERNEL) & (v < KERNEL)
+        place = ((image * OH + oy) * OW + ox) * C + c
+        chosen = tl.load(code + place, mask=inside, other=255).to(tl.int32) == u * KERNEL + v
+        total += tl.load(dy + place, mask=inside & chosen, other=0.0).to(tl.float32)
+    tl.store(dx + client * size + at, total.to(dx.dtype.element_ty), mask=at < size)
 
 
 # --- from torch ---------------------------------------------------------------------------------------------
@@ -504,11 +595,11 @@ def forward(
     rows = batch * oh * ow
     y = maps.new_empty((clients, batch, oh, ow, outputs), dtype=conv.result)
     code = torch.empty_like(y, dtype=torch.uint8) if conv.pooled else None
-    blocks = blocks or choose_blocks("forward", conv, rows, outputs, _depth(weight, conv))
+    blocks = blocks or choose_blocks("forward", conv, rows, outputs, _depth(weight, conv), cp)
     grid = (triton.cdiv(rows, blocks.rows), triton.cdiv(_power(outputs), blocks.columns), clients)
     _forward[grid](
         maps, packed, bias, y, code, maps.stride(0), 0 if bias is None else bias.stride(0), conv.slope, rows,
-        height, width, oh, ow, C=cp, **_constants(weight, conv), **_cut(blocks),
+        H=height, W=width, OH=oh, OW=ow, C=cp, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
     return y, code
 
@@ -521,7 +612,7 @@ def weight_gradient(
     oh, ow = dy.shape[2:4]
     outputs, channels, kh, kw = weight
     rows, outp, depth = batch * oh * ow, _power(outputs), _depth(weight, conv)
-    blocks = blocks or choose_blocks("weight", conv, depth, outputs, rows)
+    blocks = blocks or choose_blocks("weight", conv, depth, outputs, rows, cp)
     tiles = triton.cdiv(depth, blocks.rows) * (outp // blocks.columns)
     # The sum over pixels is split into parts where there are too few blocks to keep the device busy.
     splits = min(triton.cdiv(_PROGRAMS, tiles * clients), triton.cdiv(rows, 4 * blocks.depth))
@@ -530,8 +621,8 @@ def weight_gradient(
     parts = maps.new_empty((clients, splits, 4 if conv.pooled else 1, depth, outp), dtype=torch.float32)
     bias_parts = maps.new_empty((clients, splits, outp), dtype=torch.float32) if conv.pooled else None
     _weight_gradient[tiles, splits, clients](
-        maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, splits, rows, rows_each, height, width, oh, ow,
-        C=cp, **_constants(weight, conv), **_cut(blocks),
+        maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, splits, rows, rows_each,
+        H=height, W=width, OH=oh, OW=ow, C=cp, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
     dw = parts.new_empty((clients, *weight))
     db = parts.new_empty((clients, outputs)) if conv.pooled else None
@@ -560,10 +651,10 @@ def input_gradient(
     rows, cb = batch * jh * jw, _power(channels, low=16 if step == 1 else 4)
     dx = dy.new_empty((clients, batch, height, width, channels), dtype=dtype)
     columns = step * step * cb
-    blocks = blocks or choose_blocks("input", conv, rows, columns, outputs)
+    blocks = blocks or choose_blocks("input", conv, rows, columns, outputs, channels)
     grid = (triton.cdiv(rows, blocks.rows), triton.cdiv(columns, blocks.columns), clients)
     _input_gradient[grid](
-        dy, code, packed, dx, conv.slope, rows, height, width, oh, ow, jh, jw,
+        dy, code, packed, dx, conv.slope, rows, H=height, W=width, OH=oh, OW=ow, JH=jh, JW=jw,
         C=channels, CP=packed.shape[2], CB=cb, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
     return dx
@@ -588,27 +679,69 @@ def _norm_cut(maps: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any
 
 def norm(
     maps: Tensor, residual: Tensor | None, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool
-) -> Tensor:
-    """Return [ReLU of] the normalised maps (K, B, H, W, C) with scale and shift (K, C) [plus ``residual``]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return [ReLU of] the normalised maps (K, B, H, W, C) with scale and shift (K, C) [plus ``residual``].
+
+    Also return each group's mean and 1 / standard deviation, for each of its channels (K, B, C).
+    """
     y = torch.empty_like(maps)
+    mean, rate = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)
     grid, constants = _norm_cut(maps, groups)
     _norm[grid](
-        maps, residual, scale, shift, y, scale.stride(0), shift.stride(0), eps, maps.shape[1],
+        maps, residual, scale, shift, y, mean, rate, scale.stride(0), shift.stride(0), eps, maps.shape[1],
         maps.shape[2] * maps.shape[3], RELU=relu, ADD=residual is not None, **constants,
     )  # fmt: skip
-    return y
+    return y, mean, rate
 
 
 def norm_gradient(
-    dy: Tensor, maps: Tensor, y: Tensor | None, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool
+    dy: Tensor,
+    maps: Tensor,
+    y: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    mean: Tensor,
+    rate: Tensor,
+    groups: int,
+    relu: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Return dx, dresidual (if the result ``y`` is given: a residual was added), dscale, dshift (K, C)."""
     dx = torch.empty_like(maps)
     dresidual = None if y is None else torch.empty_like(maps)
-    dscale, dshift = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)
+    sums = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)  # by image
+    mean, rate = mean.contiguous(), rate.contiguous()
     grid, constants = _norm_cut(maps, groups)
     _norm_gradient[grid](
-        dy, maps, y, scale, shift, dx, dresidual, dscale, dshift, scale.stride(0), shift.stride(0), eps,
+        dy, maps, y, scale, shift, mean, rate, dx, dresidual, sums[0], sums[1], scale.stride(0), shift.stride(0),
         maps.shape[1], maps.shape[2] * maps.shape[3], RELU=relu, ADD=y is not None, **constants,
     )  # fmt: skip
-    return dx, dresidual, dscale.sum(1), dshift.sum(1)
+    dscale, dshift = sums.sum(2)
+    return dx, dresidual, dscale, dshift
+
+
+def max_pool(maps: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each window of maps (K, B, H, W, C), and its place in the window, uint8."""
+    clients, batch, height, width, channels = maps.shape
+    oh, ow = ((side + 2 * pool.padding - pool.kernel) // pool.stride + 1 for side in (height, width))
+    y = maps.new_empty((clients, batch, oh, ow, channels))
+    code = torch.empty_like(y, dtype=torch.uint8)
+    size = y[0].numel()
+    _max_pool[triton.cdiv(size, _POOLED), clients](
+        maps, y, code, size, maps[0].numel(), H=height, W=width, OH=oh, OW=ow, C=channels, **_windows(pool)
+    )
+    return y, code
+
+
+def max_pool_gradient(dy: Tensor, code: Tensor, pool: Pool, sides: tuple[int, int]) -> Tensor:
+    """Return dx (K, B, H, W, C) for maps of H x W = ``sides``."""
+    clients, batch, oh, ow, channels = dy.shape
+    dx = dy.new_empty((clients, batch, *sides, channels))
+    size, code = dx[0].numel(), code.contiguous()
+    _max_pool_gradient[triton.cdiv(size, _POOLED), clients](
+        dy, code, dx, size, dy[0].numel(), H=sides[0], W=sides[1], OH=oh, OW=ow, C=channels, **_windows(pool)
+    )
+    return dx
+
+
+def _windows(pool: Pool) -> dict[str, int]:
+    return {"KERNEL": pool.kernel, "STRIDE": pool.stride, "PAD": pool.padding, "BLOCK": _POOLED}

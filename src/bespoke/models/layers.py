@@ -81,6 +81,22 @@ class Conv2d(nn.Conv2d):
         return out if self.bias is None else out + self.bias[:, None, None].to(out.dtype)
 
 
+class MaxPool2d(nn.MaxPool2d):
+    """nn.MaxPool2d with square windows; with precision tf32 or bf16, one kernel for all clients."""
+
+    precision: str = "fp32"
+
+    def __init__(self, kernel: int, stride: int | None = None, padding: int = 0) -> None:
+        super().__init__(kernel, stride, padding)
+        self.pool = (kernel, kernel if stride is None else stride, padding)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map input (B, C, H, W) to (B, C, H', W')."""
+        if not fast_layers.usable(input, self.precision):
+            return super().forward(input)
+        return fast_layers.max_pool(input, *self.pool, self.precision)
+
+
 class Linear(nn.Linear):
     """nn.Linear; on CUDA for many clients at once: see :func:`product`.
 
@@ -177,7 +193,7 @@ def set_precision(module: nn.Module, precision: str) -> nn.Module:
     if precision not in PRECISIONS:
         raise UserError(f"the precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     for layer in module.modules():
-        if isinstance(layer, Stages | Conv2d | GroupNorm):
+        if isinstance(layer, Stages | Conv2d | GroupNorm | MaxPool2d):
             layer.precision = precision
     return module
 
@@ -196,7 +212,7 @@ def linear(inputs: int, outputs: int) -> nn.Module:
 
 def max_pool(kernel: int, stride: int | None = None, padding: int = 0) -> nn.Module:
     """Return a max-pool: (B, C, H, W) -> (B, C, H', W'); without a stride, windows do not overlap."""
-    return nn.MaxPool2d(kernel, stride, padding)
+    return MaxPool2d(kernel, stride, padding)
 
 
 class MeanPool(nn.Module):
