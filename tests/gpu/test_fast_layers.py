@@ -483,9 +483,12 @@ def test_a_nan_reaches_the_output():
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("relu", "adds"), [(True, True), (True, False), (False, True), (False, False)])
-@pytest.mark.parametrize(("channels", "groups"), [(12, 12), (12, 4), (20, 1)])
-def test_norm_kernels(precision, channels, groups, relu, adds):
-    shape = (2, 3, channels, 3, 5)
+@pytest.mark.parametrize(
+    ("channels", "groups", "sides"),
+    [(12, 12, (3, 5)), (12, 4, (3, 5)), (20, 1, (3, 5)), (48, 3, (3, 5)), (64, 8, (3, 5)), (32, 2, (24, 20))],
+)
+def test_norm_kernels(precision, channels, groups, sides, relu, adds):
+    shape = (2, 3, channels, *sides)
     inputs = [3 * drawn(*shape) + 1, drawn(2, channels, seed=1), drawn(2, channels, seed=2)]
     inputs += [drawn(*shape, seed=3)] if adds else []
 

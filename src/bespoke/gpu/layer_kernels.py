@@ -396,32 +396,34 @@ def _input_gradient(
 
 
 @triton.jit
-def _total(per_channel, WHOLE: tl.constexpr):
-    """Sum over a group: over all its channels, if it has more than one."""
-    if WHOLE:
+def _total(per_channel, GROUP: tl.constexpr, BC: tl.constexpr):
+    """Sum over groups: (BC,) -> (BC,), each channel with its group's sum."""
+    if GROUP == 1:
+        return per_channel
+    if GROUP >= BC or BC % GROUP != 0:  # one group, perhaps padded
         return tl.zeros_like(per_channel) + tl.sum(per_channel, 0)
-    return per_channel
+    sums = tl.sum(tl.reshape(per_channel, (BC // GROUP, GROUP)), 1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], (BC // GROUP, GROUP)), (BC,))
 
 
 @triton.jit(do_not_specialize=["batch", "pixels"])
 def _norm(
     x, residual, scale, shift, y, means, rates, scale_stride, shift_stride, eps, batch, pixels,
-    C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
+    C: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, [add,] [ReLU] one group, or BC channels that are each a group, of one image (pixels, C)."""
+    """Normalise, [add,] [ReLU] WIDTH channels, which are one or more groups, of one image (pixels, C)."""
     image = tl.program_id(0).to(tl.int64)
     client = image // batch
-    WIDTH: tl.constexpr = GROUP if WHOLE else BC
     p, own = tl.arange(0, BP), tl.arange(0, BC)
     c = tl.program_id(1) * WIDTH + own
     channel = (c < C) & (own < WIDTH)
     inside = (p < pixels)[:, None] & channel[None, :]
     place = image * pixels * C + p[:, None] * C + c[None, :]
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    mean = _total(tl.sum(value, 0), WHOLE) / (pixels * GROUP)
+    mean = _total(tl.sum(value, 0), GROUP, BC) / (pixels * GROUP)
     value = tl.where(inside, value - mean[None, :], 0.0)
-    rate = tl.rsqrt(_total(tl.sum(value * value, 0), WHOLE) / (pixels * GROUP) + eps)
+    rate = tl.rsqrt(_total(tl.sum(value * value, 0), GROUP, BC) / (pixels * GROUP) + eps)
     tl.store(means + image * C + c, mean, mask=channel)
     tl.store(rates + image * C + c, rate, mask=channel)
     value = value * (rate * tl.load(scale + client * scale_stride + c, mask=channel, other=0.0))[None, :]
@@ -433,87 +435,124 @@ def _norm(
     tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "pixels"])
-def _norm_gradient(
-    dy, x, y, scale, shift, means, rates, dx, dresidual, dscale, dshift, scale_stride, shift_stride, batch, pixels,
-    C: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradients of ``_norm``; those of scale and shift per image, still to be summed."""
-    image = tl.program_id(0).to(tl.int64)
-    client = image // batch
-    WIDTH: tl.constexpr = GROUP if WHOLE else BC
-    p, own = tl.arange(0, BP), tl.arange(0, BC)
-    c = tl.program_id(1) * WIDTH + own
-    channel = (c < C) & (own < WIDTH)
-    inside = (p < pixels)[:, None] & channel[None, :]
-    place = image * pixels * C + p[:, None] * C + c[None, :]
-    mean = tl.load(means + image * C + c, mask=channel, other=0.0)
-    rate = tl.load(rates + image * C + c, mask=channel, other=0.0)
-    factor = tl.load(scale + client * scale_stride + c, mask=channel, other=0.0)
+@triton.jit
+def _before(dy, x, y, place, inside, mean, rate, factor, offset, RELU: tl.constexpr, ADD: tl.constexpr):
+    """Return the gradient before the ReLU, which is 0 outside, and the standardised input there."""
     g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
     standard = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rate[None, :]
     if RELU:
         if ADD:
             out = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
         else:
-            offset = tl.load(shift + client * shift_stride + c, mask=channel, other=0.0)
             out = standard * factor[None, :] + offset[None, :]
         g = tl.where(out > 0, g, 0.0)
-    if ADD:
-        tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), mask=inside)
-    by_shift, by_scale = tl.sum(g, 0), tl.sum(g * standard, 0)  # outside g is 0
+    return g, standard
+
+
+@triton.jit(do_not_specialize=["batch", "pixels"])
+def _norm_gradient(
+    dy, x, y, scale, shift, means, rates, dx, dresidual, dscale, dshift, scale_stride, shift_stride, batch, pixels,
+    C: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of ``_norm``; those of scale and shift per image, still to be summed.
+
+    A map is held at once if it has PART pixels, else it is read twice, PART pixels at a time.
+    """
+    image = tl.program_id(0).to(tl.int64)
+    client = image // batch
+    p, own = tl.arange(0, PART), tl.arange(0, BC)
+    c = tl.program_id(1) * WIDTH + own
+    channel = (c < C) & (own < WIDTH)
+    first = image * pixels * C + c[None, :]
+    mean = tl.load(means + image * C + c, mask=channel, other=0.0)
+    rate = tl.load(rates + image * C + c, mask=channel, other=0.0)
+    factor = tl.load(scale + client * scale_stride + c, mask=channel, other=0.0)
+    offset = tl.load(shift + client * shift_stride + c, mask=channel, other=0.0)
+    if PART == BP:
+        inside = (p < pixels)[:, None] & channel[None, :]
+        place = first + p[:, None] * C
+        g, standard = _before(dy, x, y, place, inside, mean, rate, factor, offset, RELU, ADD)
+        if ADD:
+            tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), mask=inside)
+        by_shift, by_scale = tl.sum(g, 0), tl.sum(g * standard, 0)
+    else:
+        shifts, scales = tl.zeros((PART, BC), tl.float32), tl.zeros((PART, BC), tl.float32)
+        for p0 in range(0, pixels, PART):
+            inside = (p0 + p < pixels)[:, None] & channel[None, :]
+            place = first + (p0 + p)[:, None] * C
+            g, standard = _before(dy, x, y, place, inside, mean, rate, factor, offset, RELU, ADD)
+            if ADD:
+                tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), mask=inside)
+            shifts += g
+            scales += g * standard
+        by_shift, by_scale = tl.sum(shifts, 0), tl.sum(scales, 0)
     tl.store(dshift + image * C + c, by_shift, mask=channel)
     tl.store(dscale + image * C + c, by_scale, mask=channel)
-    centre = _total(factor * by_shift, WHOLE) / (pixels * GROUP)
-    slope = _total(factor * by_scale, WHOLE) / (pixels * GROUP)
-    g = rate[None, :] * (g * factor[None, :] - centre[None, :] - standard * slope[None, :])
-    tl.store(dx + place, g.to(dx.dtype.element_ty), mask=inside)
+    centre = _total(factor * by_shift, GROUP, BC) / (pixels * GROUP)
+    slope = _total(factor * by_scale, GROUP, BC) / (pixels * GROUP)
+    if PART == BP:
+        g = rate[None, :] * (g * factor[None, :] - centre[None, :] - standard * slope[None, :])
+        tl.store(dx + place, g.to(dx.dtype.element_ty), mask=inside)
+    else:
+        for p0 in range(0, pixels, PART):
+            inside = (p0 + p < pixels)[:, None] & channel[None, :]
+            place = first + (p0 + p)[:, None] * C
+            g, standard = _before(dy, x, y, place, inside, mean, rate, factor, offset, RELU, ADD)
+            g = rate[None, :] * (g * factor[None, :] - centre[None, :] - standard * slope[None, :])
+            tl.store(dx + place, g.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["pixels"])
 def _max_pool(
-    x, y, code, size, in_size, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    x, y, code, pixels, in_size, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    C: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Take the largest of each window, and its place there, of the maps of one client."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c, pixel = at % C, at // C
-    image, y0, x0 = pixel // (OH * OW), pixel // OW % OH * STRIDE - PAD, pixel % OW * STRIDE - PAD
+    client = tl.program_id(2).to(tl.int64)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    image, y0, x0 = p // (OH * OW), p // OW % OH * STRIDE - PAD, p % OW * STRIDE - PAD
     x += client * in_size
-    best, where = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.int32)
+    best, where = tl.full((BP, BC), float("-inf"), tl.float32), tl.zeros((BP, BC), tl.int32)
     for i in tl.static_range(KERNEL * KERNEL):
         row, column = y0 + i // KERNEL, x0 + i % KERNEL
-        inside = (at < size) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-        value = tl.load(x + ((image * H + row) * W + column) * C + c, mask=inside, other=float("-inf"))
+        inside = (p < pixels) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        place = (((image * H + row) * W + column) * C)[:, None] + c[None, :]
+        value = tl.load(x + place, mask=inside[:, None] & (c < C)[None, :], other=float("-inf"))
         best, where = _better(best, where, value.to(tl.float32), i)
-    tl.store(y + client * size + at, best.to(y.dtype.element_ty), mask=at < size)
-    tl.store(code + client * size + at, where.to(tl.uint8), mask=at < size)
+    place = (client * pixels + p)[:, None] * C + c[None, :]
+    live = (p < pixels)[:, None] & (c < C)[None, :]
+    tl.store(y + place, best.to(y.dtype.element_ty), mask=live)
+    tl.store(code + place, where.to(tl.uint8), mask=live)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["pixels"])
 def _max_pool_gradient(
-    dy, code, dx, size, out_size, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    C: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    dy, code, dx, pixels, out_size, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    C: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Sum over the windows whose largest value a pixel was."""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c, pixel = at % C, at // C
-    image, row, column = pixel // (H * W), pixel // W % H + PAD, pixel % W + PAD
+    client = tl.program_id(2).to(tl.int64)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    image, row, column = p // (H * W), p // W % H + PAD, p % W + PAD
     dy += client * out_size
     code += client * out_size
-    total = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BP, BC), tl.float32)
     WINDOWS: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE  # in each direction
     for i in tl.static_range(WINDOWS * WINDOWS):
         oy, ox = row // STRIDE - i // WINDOWS, column // STRIDE - i % WINDOWS
         u, v = row - oy * STRIDE, column - ox * STRIDE
-        inside = (at < size) & (oy >= 0) & (oy < OH) & (ox >= 0) & (ox < OW) & (u < KERNEL) & (v < KERNEL)
-        place = ((image * OH + oy) * OW + ox) * C + c
-        chosen = tl.load(code + place, mask=inside, other=255).to(tl.int32) == u * KERNEL + v
-        total += tl.load(dy + place, mask=inside & chosen, other=0.0).to(tl.float32)
-    tl.store(dx + client * size + at, total.to(dx.dtype.element_ty), mask=at < size)
+        inside = (p < pixels) & (oy >= 0) & (oy < OH) & (ox >= 0) & (ox < OW) & (u < KERNEL) & (v < KERNEL)
+        place = (((image * OH + oy) * OW + ox) * C)[:, None] + c[None, :]
+        live = inside[:, None] & (c < C)[None, :]
+        chosen = tl.load(code + place, mask=live, other=255).to(tl.int32) == (u * KERNEL + v)[:, None]
+        total += tl.where(chosen, tl.load(dy + place, mask=live, other=0.0).to(tl.float32), 0.0)
+    live = (p < pixels)[:, None] & (c < C)[None, :]
+    tl.store(dx + (client * pixels + p)[:, None] * C + c[None, :], total.to(dx.dtype.element_ty), mask=live)
 
 
 # --- from torch ---------------------------------------------------------------------------------------------
@@ -660,21 +699,17 @@ def input_gradient(
     return dx
 
 
-def _norm_cut(maps: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Return grid and constants of a norm's kernels for maps (K, B, H, W, C)."""
+def _norm_cut(maps: Tensor, groups: int, most: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return grid and constants of a norm's kernels for maps (K, B, H, W, C); ``most``: numbers of a program."""
     clients, batch, height, width, channels = maps.shape
     group = channels // groups
     bp = _power(height * width, low=1)
-    bc = _power(group, low=8) if group > 1 else min(_power(channels, low=8), max(16, 8192 // bp))
-    constants = {
-        "C": channels,
-        "GROUP": group,
-        "WHOLE": group > 1,
-        "BP": bp,
-        "BC": bc,
-        "num_warps": max(1, min(16, bp * bc // 1024)),
-    }
-    return (clients * batch, groups if group > 1 else triton.cdiv(channels, bc)), constants
+    wide = group  # channels of a program: whole groups, if possible 64 bytes of a pixel or more
+    while group & (group - 1) == 0 and wide < channels and (wide < 32 or 2 * wide * bp <= most):
+        wide *= 2
+    bc = _power(wide, low=8)
+    constants = {"C": channels, "GROUP": group, "WIDTH": wide, "BP": bp, "BC": bc}
+    return (clients * batch, triton.cdiv(channels, wide)), constants
 
 
 def norm(
@@ -686,10 +721,11 @@ def norm(
     """
     y = torch.empty_like(maps)
     mean, rate = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)
-    grid, constants = _norm_cut(maps, groups)
+    grid, constants = _norm_cut(maps, groups, 4096)
+    warps = min(8, max(2, constants["BP"] * constants["BC"] // 4096))
     _norm[grid](
         maps, residual, scale, shift, y, mean, rate, scale.stride(0), shift.stride(0), eps, maps.shape[1],
-        maps.shape[2] * maps.shape[3], RELU=relu, ADD=residual is not None, **constants,
+        maps.shape[2] * maps.shape[3], RELU=relu, ADD=residual is not None, num_warps=warps, **constants,
     )  # fmt: skip
     return y, mean, rate
 
@@ -710,10 +746,13 @@ def norm_gradient(
     dresidual = None if y is None else torch.empty_like(maps)
     sums = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)  # by image
     mean, rate = mean.contiguous(), rate.contiguous()
-    grid, constants = _norm_cut(maps, groups)
+    grid, constants = _norm_cut(maps, groups, 2048)
+    part = constants["BP"] if constants["BP"] * constants["BC"] <= 8192 else 8192 // constants["BC"]
+    warps = min(8, max(2, part * constants["BC"] // 1024))
     _norm_gradient[grid](
         dy, maps, y, scale, shift, mean, rate, dx, dresidual, sums[0], sums[1], scale.stride(0), shift.stride(0),
-        maps.shape[1], maps.shape[2] * maps.shape[3], RELU=relu, ADD=y is not None, **constants,
+        maps.shape[1], maps.shape[2] * maps.shape[3], RELU=relu, ADD=y is not None, PART=part, num_warps=warps,
+        **constants,
     )  # fmt: skip
     dscale, dshift = sums.sum(2)
     return dx, dresidual, dscale, dshift
@@ -725,23 +764,25 @@ def max_pool(maps: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
     oh, ow = ((side + 2 * pool.padding - pool.kernel) // pool.stride + 1 for side in (height, width))
     y = maps.new_empty((clients, batch, oh, ow, channels))
     code = torch.empty_like(y, dtype=torch.uint8)
-    size = y[0].numel()
-    _max_pool[triton.cdiv(size, _POOLED), clients](
-        maps, y, code, size, maps[0].numel(), H=height, W=width, OH=oh, OW=ow, C=channels, **_windows(pool)
-    )
+    grid, constants = _pool_cut(batch * oh * ow, channels, clients, pool)
+    _max_pool[grid](maps, y, code, batch * oh * ow, maps[0].numel(), H=height, W=width, OH=oh, OW=ow, **constants)
     return y, code
 
 
 def max_pool_gradient(dy: Tensor, code: Tensor, pool: Pool, sides: tuple[int, int]) -> Tensor:
     """Return dx (K, B, H, W, C) for maps of H x W = ``sides``."""
     clients, batch, oh, ow, channels = dy.shape
-    dx = dy.new_empty((clients, batch, *sides, channels))
-    size, code = dx[0].numel(), code.contiguous()
-    _max_pool_gradient[triton.cdiv(size, _POOLED), clients](
-        dy, code, dx, size, dy[0].numel(), H=sides[0], W=sides[1], OH=oh, OW=ow, C=channels, **_windows(pool)
-    )
+    (height, width), code = sides, code.contiguous()
+    dx = dy.new_empty((clients, batch, height, width, channels))
+    pixels = batch * height * width
+    grid, constants = _pool_cut(pixels, channels, clients, pool)
+    _max_pool_gradient[grid](dy, code, dx, pixels, dy[0].numel(), H=height, W=width, OH=oh, OW=ow, **constants)
     return dx
 
 
-def _windows(pool: Pool) -> dict[str, int]:
-    return {"KERNEL": pool.kernel, "STRIDE": pool.stride, "PAD": pool.padding, "BLOCK": _POOLED}
+def _pool_cut(pixels: int, channels: int, clients: int, pool: Pool) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """Return grid and constants of a max-pool's kernels."""
+    bc = _power(channels, low=8, high=64)
+    bp = _POOLED // bc
+    windows = {"C": channels, "KERNEL": pool.kernel, "STRIDE": pool.stride, "PAD": pool.padding}
+    return (triton.cdiv(pixels, bp), triton.cdiv(channels, bc), clients), windows | {"BP": bp, "BC": bc}
