@@ -21,17 +21,18 @@ import report
 EXPERIMENT = "pfedfda/cifar10_dir0.5"
 # FedAvg is looked at as FedAvg with fine-tuning: each client's model after its last local training.
 METHODS: dict[str, list[str]] = {"fedavg": ["evaluation.when='local'"], "pfedfda": []}
-BARS = {"fedavg": 25.0, "pfedfda": 32.0}
+BARS = {"fedavg": 12.0, "pfedfda": 14.0}
+FIRST = 6.0  # seconds that a first run, which compiles, may take longer
 RATIO = 1.35  # pFedFDA may take this many times as long as FedAvg
 
 
-def child(method: str, began: float, seed: int, precision: str, overrides: list[str]) -> None:
-    """Do one run, and print its figures as JSON."""
+def child(method: str, began: float, seed: int, precision: str, overrides: list[str], file: str) -> None:
+    """Do one run of an experiment's ``file``, and print its figures as JSON."""
     from bespoke.runs import api
     from bespoke.runs.experiment import load
 
     laps = {"start": time.time() - began}
-    experiment, _ = load(EXPERIMENT, method, [*METHODS[method], *overrides], seed)
+    experiment, _ = load(file, method, [*METHODS.get(method, []), *overrides], seed)
     rounds: list[dict[str, float]] = []
     ends: list[float] = []
 
@@ -58,6 +59,7 @@ def child(method: str, began: float, seed: int, precision: str, overrides: list[
                 "mean": last["mean"],
                 "padding_waste": sum(waste) / len(waste),
                 "seconds": {k: round(v, 2) for k, v in laps.items()},
+                "by_round": [{k: round(v, 4) for k, v in r.items()} for r in rounds] if file != EXPERIMENT else [],
                 "device_seconds": environment["device_seconds"],
                 "notes": run.notes,
             }
@@ -65,9 +67,12 @@ def child(method: str, began: float, seed: int, precision: str, overrides: list[
     )
 
 
-def measure(method: str, seed: int, precision: str, overrides: list[str], cache: str | None) -> dict[str, Any]:
+def measure(
+    method: str, seed: int, precision: str, overrides: list[str], cache: str | None, file: str = EXPERIMENT
+) -> dict[str, Any]:
     """Measure one run in a separate process; ``cache`` is the folder of its compiled kernels, if not the usual one."""
     command = [sys.executable, __file__, "--child", method, "--seeds", str(seed), "--precision", precision]
+    command += ["--experiment", file]
     for override in overrides:
         command += ["--set", override]
     environment = dict(os.environ)  # Python's own cache of compiled modules, also where packages cannot be written to
@@ -119,12 +124,13 @@ def main() -> int:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--child", default="")
+    parser.add_argument("--experiment", default=EXPERIMENT)
     parser.add_argument("--began", type=float, default=0.0)
     parser.add_argument("--once", action="store_true", help="run once, with the usual kernel cache")
     chosen = parser.parse_args()
     seeds = [int(s) for s in chosen.seeds.split(",")]
     if chosen.child:
-        child(chosen.child, chosen.began, seeds[0], chosen.precision, chosen.set)
+        child(chosen.child, chosen.began, seeds[0], chosen.precision, chosen.set, chosen.experiment)
         return 0
     report.needs_cuda()
     runs = []
@@ -147,7 +153,8 @@ def main() -> int:
     ratio = total["pfedfda"] / total["fedavg"] if total.keys() == BARS.keys() else 0.0
     if ratio:
         print(f"pFedFDA / FedAvg: {ratio:.2f} (at most {RATIO})")
-    return int(ratio > RATIO or any(total[method] > BARS[method] for method in total))
+    slow_first = any((run["compiling"] or 0.0) > FIRST for run in runs)
+    return int(ratio > RATIO or slow_first or any(total[method] > BARS[method] for method in total))
 
 
 if __name__ == "__main__":
