@@ -122,10 +122,21 @@ def test_drawing_for_all_lanes_is_drawing_for_each(monkeypatch):
 # --- the kernels ------------------------------------------------------------------------------------------------
 
 
+def by_leaf(rates, leaves):
+    """Every leaf's own multiple of the lanes' rates; one of them is the same for all lanes."""
+    return [rates[0] if i == 2 else rates * (1 + i % 3) for i in range(leaves)]
+
+
+def groups_of(params, rates, lane):
+    """The same for torch.optim."""
+    return [{"params": [p], "lr": r.expand(3)[lane].item()} for p, r in zip(params, rates, strict=True)]
+
+
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.5, 5e-4), (0.0, 0.0)])
-def test_the_step_of_sgd(momentum, decay):
+def test_the_step_of_sgd(momentum, decay, own):
     """Three steps beside torch.optim.SGD, on the first lanes of a buffer; one client rests once, with NaN gradients."""
     from bespoke.gpu.step_kernels import sgd_update
 
@@ -133,7 +144,9 @@ def test_the_step_of_sgd(momentum, decay):
     params = [drawn(4, *shape, seed=i)[:3].to(DEVICE) for i, shape in enumerate(shapes)]
     rates = torch.tensor([0.1, 0.2, 0.3], device=DEVICE)
     alone = [[torch.nn.Parameter(p[k].clone()) for p in params] for k in range(3)]
-    steps = [torch.optim.SGD(ps, r.item(), momentum, weight_decay=decay) for ps, r in zip(alone, rates, strict=True)]
+    rate = by_leaf(rates, len(shapes)) if own else rates
+    groups = [groups_of(ps, rate if own else [rates] * len(shapes), k) for k, ps in enumerate(alone)]
+    steps = [torch.optim.SGD(group, momentum=momentum, weight_decay=decay) for group in groups]
     moments = [torch.zeros_like(p) for p in params] if momentum else None
     for t in range(3):
         grads = [drawn(3, *shape, seed=100 * t + i).to(DEVICE) for i, shape in enumerate(shapes)]
@@ -146,16 +159,16 @@ def test_the_step_of_sgd(momentum, decay):
             else:
                 for g in grads:
                     g[k] = torch.nan
-        sgd_update(params, grads, moments, rates, active, decay, momentum)
+        sgd_update(params, grads, moments, rate, active, decay, momentum)
     for i, p in enumerate(params):
         torch.testing.assert_close(p, torch.stack([ps[i].detach() for ps in alone]), rtol=0, atol=1e-6)
 
 
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("decay", [0.1, 0.0])
+@pytest.mark.parametrize(("decay", "own"), [(0.1, False), (0.1, True), (0.0, False)])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_the_step_of_adam(kind, decay):
+def test_the_step_of_adam(kind, decay, own):
     """Four steps beside torch's, on the first lanes of a buffer; one client rests once, with NaN gradients."""
     from bespoke.gpu.step_kernels import adam_update
 
@@ -163,7 +176,9 @@ def test_the_step_of_adam(kind, decay):
     params = [drawn(4, *shape, seed=i)[:3].to(DEVICE) for i, shape in enumerate(shapes)]
     rates = torch.tensor([0.01, 0.02, 0.03], device=DEVICE)
     alone = [[torch.nn.Parameter(p[k].clone()) for p in params] for k in range(3)]
-    steps = [kind(ps, r.item(), (0.8, 0.95), weight_decay=decay) for ps, r in zip(alone, rates, strict=True)]
+    rate = by_leaf(rates, len(shapes)) if own else rates
+    groups = [groups_of(ps, rate if own else [rates] * len(shapes), k) for k, ps in enumerate(alone)]
+    steps = [kind(group, betas=(0.8, 0.95), weight_decay=decay) for group in groups]
     moments = {name: [torch.zeros_like(p) for p in params] for name in ("m", "v")} | {"t": [torch.zeros_like(rates)]}
     for t in range(4):
         grads = [drawn(3, *shape, seed=100 * t + i).to(DEVICE) for i, shape in enumerate(shapes)]
@@ -176,7 +191,7 @@ def test_the_step_of_adam(kind, decay):
             else:
                 for g in grads:
                     g[k] = torch.nan
-        adam_update(params, grads, moments, rates, active, decay, (0.8, 0.95), kind is torch.optim.AdamW)
+        adam_update(params, grads, moments, rate, active, decay, (0.8, 0.95), kind is torch.optim.AdamW)
     assert moments["t"][0].tolist() == [4.0, 3.0, 4.0]
     for i, p in enumerate(params):
         torch.testing.assert_close(p, torch.stack([ps[i].detach() for ps in alone]), rtol=0, atol=2e-6)

@@ -254,7 +254,8 @@ class Local:
         if isinstance(lr, dict):
             if lr.keys() != params.keys():
                 raise ValueError(f"lr names {sorted(lr)}, but the parameters are {sorted(params)}")
-            return [self._rate(lr[name]) for name in params for _ in tree.leaves({name: params[name]})]
+            rates = {name: self._rate(rate) for name, rate in lr.items()}
+            return [rates[name] for name in params for _ in tree.leaves({name: params[name]})]
         return self._rate(lr)
 
     def _rate(self, lr: Rate | None) -> Tensor:

@@ -93,7 +93,7 @@ def update_in_place(
 
     ``params`` and ``moments`` (K, ...) are overwritten.
     """
-    if training.clip or not isinstance(rate, Tensor) or not step.usable(params[0]):
+    if training.clip or isinstance(rate, float) or not step.usable(params[0]):
         return False
     if training.optimizer == "sgd":
         kept = moments["m"] if training.momentum else None

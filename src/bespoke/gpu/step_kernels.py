@@ -1,6 +1,7 @@
 """Triton kernels for all clients, besides the model: random draws, fetching rows, the loss, the optimiser."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -144,15 +145,15 @@ def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> tuple[Tensor,
 
 @triton.jit  # which keeps the name `params` for itself
 def _sgd(
-    values, slopes, kept, sizes, rate, active, rate_stride, decay, momentum,
+    values, slopes, kept, sizes, rates, strides, active, decay, momentum,
     LEAVES: tl.constexpr, DECAY: tl.constexpr, MOMENTUM: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
-    step_size = tl.load(rate + client * rate_stride)
     block = tl.program_id(0)
     for i in tl.static_range(LEAVES):  # the blocks of one leaf after those of another
         size = sizes[i]
         if (block >= 0) & (block * BLOCK < size):
+            step_size = tl.load(rates[i] + client * strides[i])
             at = block * BLOCK + tl.arange(0, BLOCK)
             live = at < size
             if MASKED:
@@ -174,7 +175,7 @@ def sgd_update(
     params: list[Tensor],
     grads: list[Tensor],
     moments: list[Tensor] | None,
-    rate: Tensor,
+    rate: Tensor | Sequence[Tensor],
     active: Tensor | None,
     weight_decay: float,
     momentum: float,
@@ -182,16 +183,17 @@ def sgd_update(
     """Do one step of SGD on the leaves (K, ...) of K clients, in place: the parameters and their moments.
 
     As torch.optim.SGD: weight decay is added to the gradient, then ``momentum`` times the moment. ``moments`` is
-    None without momentum and starts at zeros; ``rate`` is 0-d or (K,). Clients that are not ``active`` (K,) stay as
-    they are, whatever their gradient. All are float32, each leaf in one piece.
+    None without momentum and starts at zeros; ``rate`` is 0-d or (K,), one for all leaves or one per leaf. Clients that
+    are not ``active`` (K,) stay as they are, whatever their gradient. All are float32, each leaf in one piece.
     """
+    rates = _by_leaf(rate, len(params))
     for first in range(0, len(params), _LEAVES):
         part = slice(first, first + _LEAVES)
         leaves, slopes, kept = params[part], [g.contiguous() for g in grads[part]], (moments or params)[part]
         _check_pieces(*leaves, *slopes, *kept)
         sizes = [p[0].numel() for p in leaves]
         _sgd[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
-            tuple(leaves), tuple(slopes), tuple(kept), tuple(sizes), rate, active, rate.stride(0) if rate.dim() else 0,
+            tuple(leaves), tuple(slopes), tuple(kept), tuple(sizes), *_pointers(rates[part]), active,
             weight_decay, momentum, LEAVES=len(leaves), DECAY=weight_decay != 0, MOMENTUM=moments is not None,
             MASKED=active is not None, BLOCK=_BLOCK,
         )  # fmt: skip
@@ -199,18 +201,18 @@ def sgd_update(
 
 @triton.jit
 def _adam(
-    values, slopes, means, squares, sizes, rate, steps, active, rate_stride,
+    values, slopes, means, squares, sizes, rates, strides, steps, active,
     decay, beta1, rest1, log1, beta2, rest2, log2,
     LEAVES: tl.constexpr, DECAY: tl.constexpr, APART: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
-    step_size = tl.load(rate + client * rate_stride)
     count = tl.load(steps + client) + 1.0
     fix1, fix2 = 1.0 - tl.exp(count * log1), tl.sqrt_rn(1.0 - tl.exp(count * log2))
     block = tl.program_id(0)
     for i in tl.static_range(LEAVES):  # the blocks of one leaf after those of another
         size = sizes[i]
         if (block >= 0) & (block * BLOCK < size):
+            step_size = tl.load(rates[i] + client * strides[i])
             at = block * BLOCK + tl.arange(0, BLOCK)
             live = at < size
             if MASKED:
@@ -236,7 +238,7 @@ def adam_update(
     params: list[Tensor],
     grads: list[Tensor],
     moments: dict[str, list[Tensor]],
-    rate: Tensor,
+    rate: Tensor | Sequence[Tensor],
     active: Tensor | None,
     weight_decay: float,
     betas: tuple[float, float],
@@ -249,7 +251,7 @@ def adam_update(
     :func:`sgd_update`.
     """
     (steps,) = moments["t"]
-    rates = [(b, 1.0 - b, math.log(b) if b else -math.inf) for b in betas]
+    rates, decays = _by_leaf(rate, len(params)), [(b, 1.0 - b, math.log(b) if b else -math.inf) for b in betas]
     for first in range(0, len(params), _LEAVES):
         part = slice(first, first + _LEAVES)
         leaves, slopes = params[part], [g.contiguous() for g in grads[part]]
@@ -257,11 +259,20 @@ def adam_update(
         _check_pieces(*leaves, *slopes, *means, *squares, steps)
         sizes = [p[0].numel() for p in leaves]
         _adam[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
-            tuple(leaves), tuple(slopes), tuple(means), tuple(squares), tuple(sizes), rate, steps, active,
-            rate.stride(0) if rate.dim() else 0, weight_decay, *rates[0], *rates[1], LEAVES=len(leaves),
+            tuple(leaves), tuple(slopes), tuple(means), tuple(squares), tuple(sizes),
+            *_pointers(rates[part]), steps, active, weight_decay, *decays[0], *decays[1], LEAVES=len(leaves),
             DECAY=weight_decay != 0, APART=decay_apart, MASKED=active is not None, BLOCK=_BLOCK,
         )  # fmt: skip
     steps.add_(1.0 if active is None else active.to(steps.dtype))
+
+
+def _by_leaf(rate: Tensor | Sequence[Tensor], leaves: int) -> list[Tensor]:
+    return [rate] * leaves if isinstance(rate, Tensor) else list(rate)
+
+
+def _pointers(rates: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Return the rates and their steps from client to client."""
+    return tuple(rates), tuple(rate.stride(0) if rate.dim() else 0 for rate in rates)
 
 
 def _check_pieces(*tensors: Tensor) -> None:
