@@ -74,7 +74,7 @@ def test_the_papers_counts(width, shared, whole):
     assert numbers(server) + state["embedding"].numel() == whole
     if width == 64:
         assert numbers(made.norm(params)) == 10_624
-        assert len(server["mlp"]) == 42 and numbers(server["mlp"]) == 779_264
+        assert sum(len(net["b1"]) for net in server["mlp"].values()) == 42 and numbers(server["mlp"]) == 779_264
 
 
 def test_with_a_last_layer_of_zeros_it_is_the_plain_network():
@@ -106,15 +106,15 @@ def test_an_embedding_reaches_every_norm_layer():
 def test_the_nets_start_at_weights_of_their_own():
     """The first layer is uniform within one over the root of its inputs, as torch's, and no two draws are the same."""
     made = FedPCE(size=4, hidden=900)
-    mlp = made.server_init(golden_task("layer"), norm_start(), 3, rng.key(0))["mlp"]
-    for net in mlp.values():
+    (stack,) = made.server_init(golden_task("layer"), norm_start(), 3, rng.key(0))["mlp"].values()
+    scale, shift = ({part: value[i] for part, value in stack.items()} for i in range(2))
+    for net in (scale, shift):
         for leaf in (net["w1"], net["b1"]):
             assert 0.49 < leaf.max() <= 0.5 and -0.5 <= leaf.min() < -0.49
             assert abs(leaf.std().item() * 12**0.5 - 1.0) < 0.05
         assert abs(net["w2"].std().item() * 900**0.5 / 0.01 - 1.0) < 0.05 and abs(net["w2"].mean()) < 1e-4
         assert not net["b2"].any()
         assert not torch.equal(net["w1"].flatten()[:900], net["b1"])
-    scale, shift = mlp.values()
     assert all(not torch.equal(scale[name], shift[name]) for name in ("w1", "b1", "w2"))
 
 

@@ -5,12 +5,18 @@ import numpy as np
 from golden.common import COHORTS, MOMENTUM, NORM, PLAIN, Case, Outcome, error, mean, mistakes, some
 
 
+def nets(mlp):
+    """Each leaf's own net: this net's scale and shift have one width, so their nets are stacked."""
+    ((_, stack),) = mlp.items()
+    return {name: {part: value[i] for part, value in stack.items()} for i, name in enumerate(NORM)}
+
+
 def generated(mlp, v, start):
     """The norm leaves for an embedding, and what their gradients need."""
     leaves, hidden = {}, {}
-    for name in NORM:
-        hidden[name] = mlp[name]["w1"] @ v + mlp[name]["b1"]
-        leaves[name] = start[name] + mlp[name]["w2"] @ np.maximum(hidden[name], 0.0) + mlp[name]["b2"]
+    for name, net in nets(mlp).items():
+        hidden[name] = net["w1"] @ v + net["b1"]
+        leaves[name] = start[name] + net["w2"] @ np.maximum(hidden[name], 0.0) + net["b2"]
     return leaves, hidden
 
 
@@ -35,16 +41,18 @@ def fedpce_gradient(p, mlp, v, start, x, y):
     du = (d_unit - middle) / std
     model = {"body.weight": du.T @ x, "body.bias": du.sum(axis=0), "head.weight": e.T @ h, "head.bias": e.sum(axis=0)}
     mlps, dv = {}, np.zeros_like(v)
-    for name in NORM:
-        inner = (mlp[name]["w2"].T @ leaf[name]) * (hidden[name] > 0)
+    for name, net in nets(mlp).items():
+        inner = (net["w2"].T @ leaf[name]) * (hidden[name] > 0)
         mlps[name] = {
             "w1": np.outer(inner, v),
             "b1": inner,
             "w2": np.outer(leaf[name], np.maximum(hidden[name], 0.0)),
             "b2": leaf[name],
         }
-        dv += mlp[name]["w1"].T @ inner
-    return {"model": model, "mlp": mlps, "embedding": dv}
+        dv += net["w1"].T @ inner
+    ((width, stack),) = mlp.items()
+    stacked = {width: {part: np.stack([mlps[name][part] for name in NORM]) for part in stack}}
+    return {"model": model, "mlp": stacked, "embedding": dv}
 
 
 def flat(tree, prefix=""):

@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 
-from bespoke.core import rng
+from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import knob
 
@@ -20,7 +20,7 @@ class FedPCE(Algorithm):
     | paper | here |
     |---|---|
     | v_n, the client's embedding | ``state["embedding"]``, of ``size`` numbers |
-    | the MLPs, one for each layer's scale and shift | ``down["mlp"]``, one for each norm leaf |
+    | the MLPs, one for each scale and shift | ``down["mlp"]``, those of one width stacked |
     | everything else | ``down["model"]``: the parameters without the norm leaves |
 
     A leaf is its initial value (1 or 0) plus its MLP's output, whose last layer starts small.
@@ -48,7 +48,11 @@ class FedPCE(Algorithm):
             name: self._mlp(rng.fold_in(key, i), leaf)
             for i, (name, leaf) in enumerate(norm.items())
         }
-        return {"model": {n: p for n, p in params.items() if n not in norm}, "mlp": mlp}
+        stacked = {
+            width: tree.stack([mlp[name] for name in names])
+            for width, names in by_width(norm).items()
+        }
+        return {"model": {n: p for n, p in params.items() if n not in norm}, "mlp": stacked}
 
     def _mlp(self, key, leaf):
         """Draw the weights of Linear-ReLU-Linear, the first as torch does, the last small."""
@@ -111,11 +115,20 @@ class FedPCE(Algorithm):
         return down["model"] | generate(down["mlp"], state["embedding"], state["start"])
 
 
+def by_width(norm):
+    """Return the names of the norm leaves by their width; their MLPs run side by side."""
+    widths = {}
+    for name, leaf in norm.items():
+        widths.setdefault(str(leaf.numel()), []).append(name)
+    return widths
+
+
 def generate(mlp, embedding, start):
     """Return the norm leaves: each its start plus its MLP's output for the embedding."""
-    return {
-        name: leaf
-        + mlp[name]["w2"] @ torch.relu(mlp[name]["w1"] @ embedding + mlp[name]["b1"])
-        + mlp[name]["b2"]
-        for name, leaf in start.items()
-    }
+    leaves = {}
+    for width, names in by_width(start).items():
+        net = mlp[width]
+        hidden = torch.relu(net["w1"] @ embedding + net["b1"])
+        out = (net["w2"] @ hidden[..., None]).squeeze(-1) + net["b2"]
+        leaves |= {name: start[name] + row for name, row in zip(names, out, strict=True)}
+    return {name: leaves[name] for name in start}
