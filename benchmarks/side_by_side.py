@@ -1,11 +1,11 @@
 """What finishes most trainings a second on one GPU: processes with and without MPS, threads, or further lanes.
 
 The trainings are pFedFDA's CIFAR-10 run, shortened, by FedAvg and by pFedFDA, all with one seed, so that their work is
-the same. ``python benchmarks/side_by_side.py`` needs CUDA; without CIFAR-10 it takes random rows of its shape. Each way is
-held against one process alone: ``gain`` counts from the start of the first process to the end of the last,
-``steady_gain`` the rounds a second while all are training, which is what lasting workers gain. Several seeds as lanes of
-one program are not built: their line is the most that they could give, a step of 30 lanes times their number over a step
-of all lanes. It prints a table and writes ``side_by_side.json``.
+the same. ``python benchmarks/side_by_side.py`` needs CUDA; without CIFAR-10 it takes random rows of its shape. Each way
+is held against one process alone: ``gain`` counts from the start of the first process to the end of the last,
+``steady_gain`` the rounds a second while all are training, which is what lasting workers gain. Several seeds as lanes
+of one program are not built: their line is the most that they could give, a step of 30 lanes times their number over a
+step of all lanes. It prints a table and writes ``side_by_side.json``.
 """
 
 import contextlib
