@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -90,16 +90,20 @@ def together(
             told.append({"error": f"it did not end within {limit:.0f} s"})
             continue
         lines = err.strip().splitlines() or ["it said nothing"]
-        told += json.loads(out.splitlines()[-1]) if each.returncode == 0 else [{"error": lines[-1]}]
+        told += (
+            json.loads(out.splitlines()[-1])
+            if each.returncode == 0
+            else [{"error": f"code {each.returncode}: {lines[-1]}"}]
+        )
     return time.time() - begin, told
 
 
 def steady(runs: list[list[float]]) -> float:
-    """Return the rounds a second of runs, from when all have ended their first round until one begins its last.
+    """Return the rounds a second of runs, from when all have had their first quarter until one begins its last round.
 
-    It is 0 where they are never all at it, since they are too short.
+    In the first quarter most steps are recorded. It is 0 where they are never all at it, since they are too short.
     """
-    begin, end = max(ends[0] for ends in runs), min(ends[-2] for ends in runs)
+    begin, end = max(ends[len(ends) // 4] for ends in runs), min(ends[-2] for ends in runs)
     return sum(begin < each <= end for ends in runs for each in ends) / (end - begin) if end > begin else 0.0
 
 
@@ -122,7 +126,9 @@ def against(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     return row | {gain: row[key] / base[key] for gain, key in names.items() if row.get(key) and base.get(key)}
 
 
-def ways(parts: list[str], numbers: list[int], threads: list[int]) -> Iterator[tuple[str, int, Mapping[str, str]]]:
+def ways(
+    parts: list[str], numbers: list[int], threads: list[int]
+) -> Generator[tuple[str, int, Mapping[str, str]], None, None]:
     """Yield each way, its number of trainings, and the environment of its processes; the baseline first."""
     yield "processes", 1, {}
     for number in numbers if "processes" in parts else []:
@@ -200,7 +206,7 @@ def main() -> int:
     parser.add_argument("--in-threads", default="2,4")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds of one measurement, at most")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds of one measurement, at most")
     for hidden, default in (("--device", "cuda"), ("--child", ""), ("--threads", 1), ("--steps", STEPS)):
         parser.add_argument(hidden, type=type(default), default=default, help="not for you")
     chosen = parser.parse_args()
@@ -215,23 +221,27 @@ def main() -> int:
     try:
         if {*parts} - {"lanes"}:
             rest = [*data(chosen.set), f"training.rounds={chosen.rounds}"], chosen.device
-            for method in methods:
-                measured("processes", method, 1, *rest, {}, chosen.limit)  # compiles the kernels
-                print(f"{method} is warm", flush=True)
+            for method in [*methods]:
+                warm = measured("processes", method, 1, *rest, {}, chosen.limit)  # compiles the kernels
+                print(f"{method}: {warm.get('error', 'the kernels are compiled')}", flush=True)
+                if "error" in warm:
+                    methods.remove(method)
+                    rows.append(warm)
             base, failed = dict[str, dict[str, Any]](), set[tuple[str, str]]()
-            for way, number, own in ways(parts, numbers, threads):
-                for method in methods:
-                    if (way, method) in failed:
-                        continue
-                    row = measured(way, method, number, *rest, own, chosen.limit)
-                    rows.append(against(row, base.setdefault(method, row)))
-                    failed |= {(way, method)} if "error" in row else set()
-                    print(rows[-1], *([UNSAFE] if way == "threads" else []), flush=True)
+            with contextlib.closing(ways(parts, numbers, threads)) as planned:  # also ends the service
+                for way, number, own in planned:
+                    for method in methods:
+                        if (way, method) in failed:
+                            continue
+                        row = measured(way, method, number, *rest, own, chosen.limit)
+                        rows.append(against(row, base.setdefault(method, row)))
+                        failed |= {(way, method)} if "error" in row else set()
+                        print(rows[-1], *([UNSAFE] if way == "threads" else []), flush=True)
         rows += lanes(chosen.steps, chosen.device) if "lanes" in parts else []
     finally:
         print(report.table(rows))
         report.store(chosen.out, chosen.device, rounds=chosen.rounds, cores=os.cpu_count(), threads=UNSAFE, rows=rows)
-    return 0
+    return int(any("error" in row and row["way"] == "processes" for row in rows))
 
 
 if __name__ == "__main__":
