@@ -44,12 +44,12 @@ def images(clients: int, rows: int) -> FederatedData:
 
 def seconds(work: Callable[[], Any], repeats: int) -> float:
     """Return the median seconds of a call, including the device's work, after a warm-up call."""
-    times = []
+    times, wait = [], torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(repeats + 1):
-        torch.cuda.synchronize()
+        wait()
         begin = time.perf_counter()
         work()
-        torch.cuda.synchronize()
+        wait()
         times.append(time.perf_counter() - begin)
     return statistics.median(times[1:])
 

@@ -1,5 +1,6 @@
 """The scripts of benchmarks/: their tables and files; what goes over all methods knows each and counts what it says."""
 
+import contextlib
 import importlib
 import json
 import re
@@ -15,7 +16,7 @@ import toy
 import bespoke
 from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.core import rng
-from bespoke.models import ModelSettings, build_task
+from bespoke.models import ModelSettings, build_task, layers
 from bespoke.runs.experiment import load
 from bespoke.runs.recording import round_line
 
@@ -29,6 +30,7 @@ methods, comparison, readme, report, paper_run, cohort_step, readings, peers, pe
     importlib.import_module,
     ("methods", "fmnist_all", "methods_table", "report", "paper_run", "cohort_step", "readings", "peers", "peer_runs"),
 )
+kernels, side_by_side = map(importlib.import_module, ("kernels", "side_by_side"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
@@ -39,7 +41,18 @@ def test_every_script_loads_on_a_machine_without_a_gpu(name):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("name", ["cohort_step", "cross_device", "packing", "paper_run", "small_batches"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cohort_step",
+        "cross_device",
+        "kernels",
+        "packing",
+        "paper_run",
+        "side_by_side",
+        "small_batches",
+    ],
+)
 def test_a_script_that_needs_a_gpu_says_so_in_one_sentence(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     with pytest.raises(SystemExit, match="needs a CUDA device, and torch sees none here"):
@@ -67,6 +80,58 @@ def test_a_step_is_held_to_its_bar():
     assert [case["model"] for case in cases] == list(cohort_step.CASES)
     assert not any(cohort_step.slow(case) for case in cases)
     assert cohort_step.slow(cases[0] | {"bf16_ms": 1.3}) and cohort_step.slow(cases[2] | {"loop_ms": 80.0})
+
+
+def test_trainings_side_by_side_are_counted_while_all_are_at_it():
+    first, second = [0.0, 1.0, 2.0, 3.0, 9.0], [1.0, 2.0, 3.0, 4.0, 9.0]  # the last rounds are left out
+    assert side_by_side.steady([first]) == pytest.approx(1.0)
+    assert side_by_side.steady([first, second]) == pytest.approx(2.0)
+    assert side_by_side.steady([[0.0, 1.0, 2.0], [5.0, 6.0, 7.0]]) == 0.0
+    base = {"trainings_per_s": 0.1, "rounds_per_s": 20.0}
+    assert side_by_side.against({"trainings_per_s": 0.2, "rounds_per_s": 0.0}, base)["gain"] == pytest.approx(2.0)
+    assert side_by_side.against({"error": "no"}, base) == {"error": "no"}
+    assert side_by_side.against({"trainings_per_s": 0.2, "rounds_per_s": 30.0}, base)["steady_gain"] == 1.5
+
+
+def test_one_process_alone_comes_first_and_a_service_only_where_it_runs(monkeypatch):
+    service = side_by_side.mps.Service("with it", {"CUDA_MPS_PIPE_DIRECTORY": "here"})
+    monkeypatch.setattr(side_by_side.mps, "service", lambda: contextlib.nullcontext(service))
+    ways = [*side_by_side.ways(["mps", "threads"], [1, 2], [4])]
+    assert ways == [("processes", 1, {}), ("threads", 4, {}), *(("mps", n, service.environment) for n in (1, 2))]
+    service = service._replace(environment={})
+    monkeypatch.setattr(side_by_side.mps, "service", lambda: contextlib.nullcontext(service))
+    assert [*side_by_side.ways(["mps"], [1, 2], [4])] == [("processes", 1, {})]
+
+
+# --- what each kernel gains -----------------------------------------------------------------------------------------
+
+
+def test_every_kernel_can_be_replaced_and_returns():
+    assert {name for workload in kernels.WORKLOADS.values() for name in workload.kernels} == set(kernels.OFF)
+    for name, replaced in kernels.OFF.items():
+        before = [getattr(where, attribute) for where, attribute, _ in replaced]
+        with kernels.off(name):
+            assert [getattr(where, attribute) for where, attribute, _ in replaced] == [new for *_, new in replaced]
+        assert [getattr(where, attribute) for where, attribute, _ in replaced] == before
+
+
+def test_what_replaces_a_kernel_computes_the_same():
+    x = rng.normal(rng.key(1), (2, 4, 5, 5), torch.float32)
+    conv, norm = layers.conv2d(4, 6, 3, 2, 1), layers.norm2d("group", 4, 2, relu=True)
+    near = {"rtol": 3e-2, "atol": 3e-2}
+    torch.testing.assert_close(kernels.plain_conv(conv, x).float(), conv(x), **near)
+    torch.testing.assert_close(kernels.plain_norm(norm, x, x).float(), norm(x, x), **near)
+    images = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
+    rows = torch.tensor([3, 0])
+    taken = kernels.plain_take(images, rows, torch.float32)
+    assert taken.equal(images[rows].float() / 127.5 - 1)
+
+
+def test_a_kernel_that_gains_little_everywhere_is_named():
+    gains = [("norm", 4.0, 30.0), ("norm", 3.0, None), ("conv2d", 40.0, 2.0), ("threefry", 1.0, None)]
+    rows = [{"kernel": k, "gain": g} | ({"run_gain": r} if r else {}) for k, g, r in gains]
+    rows += [{"kernel": "conv2d and norm", "gain": 0.0}, {"kernel": "sgd_update", "error": "no"}]
+    assert kernels.idle(rows) == ["conv2d", "threefry"]
 
 
 def test_the_phases_of_the_papers_run_add_up_to_what_is_stored():

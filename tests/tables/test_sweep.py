@@ -292,7 +292,7 @@ LONG = RUN.replace("rounds = 4", "rounds = 60").replace("every = 2", "every = 30
 
 def command(folder, *options):
     words = [sys.executable, "-m", "bespoke", "sweep", str(folder / "paper/tables/t1.toml"), "--methods", "fedavg"]
-    places = ["--results", str(folder / "results"), "--work", str(folder / "work"), "--json", *options]
+    places = ["--results", str(folder / "results"), "--work", str(folder / "work"), "--jobs", "1", "--json", *options]
     return subprocess.Popen([*words, *places], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 

@@ -23,7 +23,9 @@ def sweep(
     methods: Annotated[list[str] | None, typer.Option(metavar="NAME...", help="Only these rows.")] = None,
     cells: Annotated[list[str] | None, typer.Option(metavar="ID...", help="Only these columns.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Seeds to run; default 0.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")] = 1,
+    jobs: Annotated[
+        str, typer.Option(metavar="N", help="Trainings side by side; auto: as many as the machine carries best.")
+    ] = "auto",
     budget: Annotated[
         float | None, typer.Option(min=1, metavar="SECONDS", help="Save and stop before this time is over.")
     ] = None,
@@ -45,6 +47,8 @@ def sweep(
     begin = time.monotonic()
     if budget is not None and not math.isfinite(budget):
         raise UserError(f"--budget takes seconds, not {budget}")
+    if jobs != "auto" and not (jobs.isdecimal() and 1 <= int(jobs) <= 256):
+        raise UserError(f"--jobs takes auto or a number from 1 to 256, not {jobs!r}")
     import torch
 
     from bespoke.runs.api import pick_backend, pick_device, pick_precision
@@ -78,7 +82,8 @@ def sweep(
         stopped = held.enter_context(progress.stopping())
         show = held.enter_context(_shown(quiet or as_json))
         left = None if budget is None else budget - (time.monotonic() - begin)
-        state = carry_out(wanted, place, processes=jobs, budget=left, stopped=stopped, show=show)
+        processes = None if jobs == "auto" else int(jobs)
+        state = carry_out(wanted, place, processes=processes, budget=left, stopped=stopped, show=show)
     seconds = time.monotonic() - begin
     _print_end(state, seconds, as_json, tiny)
     if state.interrupted:
@@ -166,8 +171,16 @@ def _print_end(state: Any, seconds: float, as_json: bool, tiny: bool) -> None:
 
 @contextmanager
 def _shown(quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that shows a sweep's state: one line that changes, or a line now and then in a log."""
-    last = [0.0, -1.0]
+    """Yield a function that shows a sweep's state: one line that changes, or a line now and then in a log.
+
+    What runs side by side is said once, before.
+    """
+    last, told = [0.0, -1.0], set[str]()
+
+    def first(state: Any, write: Callable[[str], Any]) -> None:
+        if state.how and state.how not in told:
+            told.add(state.how)
+            write(state.how)
 
     def text(state: Any) -> str:
         running = ", ".join(f"{job.title} {share:.0%}" for job, share in state.running.values())
@@ -176,6 +189,7 @@ def _shown(quiet: bool) -> Iterator[Callable[[Any], None]]:
         return visible(f"{state.done} of {state.total} cells{failed}; {running or 'nothing running'}{left}")
 
     def line(state: Any) -> None:
+        first(state, lambda words: print(words, file=sys.stderr, flush=True))
         now, done = time.monotonic(), float(len(state.finished) + len(state.failed))
         if now - last[0] >= 10.0 or done != last[1]:
             last[:] = [now, done]
@@ -188,8 +202,14 @@ def _shown(quiet: bool) -> Iterator[Callable[[Any], None]]:
     else:
         from rich.console import Console
 
-        with Console(stderr=True).status("starting") as status:
-            yield lambda state: status.update(text(state))
+        console = Console(stderr=True)
+        with console.status("starting") as status:
+
+            def update(state: Any) -> None:
+                first(state, console.print)
+                status.update(text(state))
+
+            yield update
 
 
 def _duration(seconds: float) -> str:

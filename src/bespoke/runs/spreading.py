@@ -56,7 +56,7 @@ def choose(options: Options, out: str | Path | None, device: torch.device, make:
         backend = "loop"
     federation = make("loop")
     cohort = rng.cohort_size(federation.num_clients, federation.training.rate)
-    number = min(_cores(), cohort)
+    number = min(cores(), cohort)
     each = _client_seconds(federation, 1)
     one_round = cohort * each
     run = one_round * federation.training.rounds
@@ -79,9 +79,9 @@ _PROCESSES = (
 )
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return how many cores this process may use: those it is bound to, or fewer by a container's quota."""
-    bound = len(os.sched_getaffinity(0))
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(bound, int(quota) // int(period)))

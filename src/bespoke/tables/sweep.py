@@ -10,9 +10,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+import torch
+
+from bespoke.core import memory
 from bespoke.files import make_folder
 from bespoke.runs.api import pick_device
-from bespoke.tables import results, worker
+from bespoke.runs.spreading import cores
+from bespoke.tables import mps, results, worker
 from bespoke.tables.plan import Clock, Job, adopt, adoptable, needed, unfinished
 from bespoke.tables.worker import Place
 
@@ -20,6 +24,11 @@ _RESERVE = 3.0  # seconds at least before the end of a budget in which a round m
 _ROUNDS = 1.5  # longest rounds that the reserve has room for
 _TEARDOWN = 10.0  # seconds that a failed worker has to leave its device
 _TICK = 0.5  # seconds between looks at the clock
+
+# What runs side by side where nobody says how many. Measured by benchmarks/side_by_side.py: more give no more cells a
+# second on one GPU. Each needs about two cores, for what its host does between kernels and for records, and memory.
+_ON_ONE_GPU, _CORES_EACH, _GPU_MEMORY = 4, 2, 8e9
+_CPU_MEMORY = 2e9  # bytes
 
 
 @dataclass
@@ -38,6 +47,7 @@ class State:
     out_of_time: bool = False
     cut: int = 0  # trainings that were ended within a round
     interrupted: bool = False
+    how: str = ""  # what runs side by side, in words
 
     @property
     def done(self) -> int:
@@ -74,23 +84,62 @@ def sweep(
     jobs: Sequence[Job],
     place: Place,
     *,
-    processes: int = 1,
+    processes: int | None = 1,
     budget: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
     show: Callable[[State], None] = lambda state: None,
 ) -> State:
     """Carry out what the jobs lack; return how it ended.
 
-    ``budget`` is in seconds: shortly before its end the running trainings are told to save and stop, and at its end
-    they are ended. ``stopped()`` ends the sweep in the same way, after the round. ``show(state)`` is called now and
-    then.
+    ``processes`` is the number of trainings side by side; None chooses it by the machine. Several on a GPU share it by
+    NVIDIA's MPS, where that runs. ``budget`` is in seconds: shortly before its end the running trainings are told to
+    save and stop, and at its end they are ended. ``stopped()`` ends the sweep in the same way, after the round.
+    ``show(state)`` is called now and then.
     """
     deadline = None if budget is None else time.monotonic() + budget
-    lacking, found, left, clock = needed(jobs, place.root, pick_device(place.device))
+    device = pick_device(place.device)
+    lacking, found, left, clock = needed(jobs, place.root, device)
     adopt(found, place.root)
-    place, total = dataclasses.replace(place, processes=processes), count(jobs)
+    processes, total = processes or side_by_side(device, len(left)), count(jobs)
     state = State(total=total, before=total - count(lacking), adopted=len(found))
     state.waiting = _longest_first(left, clock)
+    with contextlib.ExitStack() as held:
+        place = dataclasses.replace(place, processes=processes)
+        if left and processes > 1:
+            state.how = f"{processes} trainings side by side"
+            if device.type == "cuda":
+                shared = held.enter_context(mps.service())
+                place = dataclasses.replace(place, environment=shared.environment)
+                state.how += f", {shared.words}"
+        _work(state, place, clock, deadline, stopped, show)
+    others = unfinished(state.elsewhere, place.root)  # by now they may be done, also as cells of another table
+    found, left = adoptable(others, results.everything(place.root)) if others else ([], [])
+    adopt(found, place.root)
+    state.before += count(state.elsewhere) - count(others)
+    state.adopted += len(found)
+    state.elsewhere = left
+    return state
+
+
+def side_by_side(device: torch.device, trainings: int) -> int:
+    """Return how many of the trainings to run at once on a device, by its host's cores and by memory."""
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory / _GPU_MEMORY
+        most = min(_ON_ONE_GPU, cores() // _CORES_EACH, room)
+    else:
+        most = min(cores(), memory.free() / _CPU_MEMORY)
+    return max(1, int(min(trainings, most)))
+
+
+def _work(
+    state: State,
+    place: Place,
+    clock: Clock,
+    deadline: float | None,
+    stopped: Callable[[], bool],
+    show: Callable[[State], None],
+) -> None:
+    """Give what waits to worker processes, until nothing waits, time is over or the sweep is stopped."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     workers: list[_Worker] = []
@@ -116,12 +165,12 @@ def sweep(
                 break
             while not stop.is_set() and _may_start(state):
                 idle = next((each for each in workers if each.job is None), None)
-                if idle is None and len(workers) == processes:
+                if idle is None and len(workers) == place.processes:
                     break
                 if idle is None:
                     workers.append(idle := start())
                 _give(idle, state)
-            state.seconds_left = _seconds_left(state, clock, processes)
+            state.seconds_left = _seconds_left(state, clock, place.processes)
             show(state)
             busy = [each for each in workers if each.job is not None]
             if not busy:
@@ -132,13 +181,6 @@ def sweep(
                     workers.remove(each)
     finally:
         _end(workers)
-    others = unfinished(state.elsewhere, place.root)  # by now they may be done, also as cells of another table
-    found, left = adoptable(others, results.everything(place.root)) if others else ([], [])
-    adopt(found, place.root)
-    state.before += count(state.elsewhere) - count(others)
-    state.adopted += len(found)
-    state.elsewhere = left
-    return state
 
 
 def _may_start(state: State) -> bool:

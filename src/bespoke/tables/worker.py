@@ -3,11 +3,12 @@
 import contextlib
 import gc
 import multiprocessing
+import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -41,6 +42,7 @@ class Place:
     precision: str = "auto"
     backend: str = "auto"
     processes: int = 1  # side by side
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the worker processes, beside this one's
 
 
 class Busy(Exception):
@@ -58,6 +60,7 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the sweep hears them too, and says so by ``stop``
         signal.signal(number, signal.SIG_IGN)
+    os.environ.update(place.environment)  # nothing has looked for a GPU yet
     torch.set_num_threads(1)
     parent, bench = multiprocessing.parent_process(), Bench(place)
 
