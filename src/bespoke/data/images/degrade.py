@@ -12,6 +12,8 @@ from torch import Tensor
 
 from bespoke.core import rng
 from bespoke.core.tree import Tree
+from bespoke.gpu import images
+from bespoke.gpu.step import usable
 
 # The values of [data] degrade, each with the settings it takes.
 DEGRADATIONS: dict[str, tuple[str, ...]] = {"none": (), "fedpce": ("jitter_order", "noise_at")}
@@ -62,8 +64,10 @@ def jitter(x: Tensor, amounts: Tensor, order: Tensor) -> Tensor:
     """Change brightness, contrast, saturation and hue of ``x`` (B, 3, H, W) in [0, 1], in the ``order`` (4,).
 
     ``amounts`` (4,) are the three factors and the shift. The order is data: at each of four positions all four
-    changes are computed and the right one is selected.
+    changes are computed and the right one is selected; on CUDA one kernel does it all.
     """
+    if usable(x):
+        return images.jitter(x, amounts, order, GREY)
     for place in range(4):
         which = order[place]
         changed = hue(x, amounts[3])
