@@ -79,7 +79,7 @@ def in_one_piece(then, adapt_rounds, adapt_epochs=0):
     return work
 
 
-METHODS = ["fedpce", "pfedfda", "fedavg_ft", "pfedme", "fedrep", "fedbabu", "ditto", "fedpac", "gpfl", "fedproto"]
+METHODS = list(ALGORITHMS)
 
 
 @pytest.mark.parametrize("backend", toy.BACKENDS)
