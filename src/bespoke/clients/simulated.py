@@ -208,7 +208,7 @@ class Simulated(ABC):
             kept = {"state": self._first(call.clients, self.mapped)["state"], "moments": {}}
         for number in range(1, self.work.adapt_rounds + 1):
             one = replace(call, fn=Work.adapt, held_out=False, name="adapt", adapting=number, kept=kept)
-            kept = self._run(one).tree
+            kept = tree.map(Tensor.contiguous, self._run(one).tree)  # also a leaf that is the same for all clients
         return replace(call, kept={"state": kept["state"], "moments": {}})
 
     # --- preparing a call ---------------------------------------------------------------------------------------
