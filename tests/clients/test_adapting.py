@@ -10,6 +10,7 @@ import toy
 from torch import nn
 
 from bespoke.algorithms import ALGORITHMS
+from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.clients.simulated import Call
 from bespoke.clients.work import Work
 from bespoke.core import rng, tree
@@ -52,10 +53,13 @@ def pool():
     return toy.data_of(x, y, rows[::2], rows[1::2], population=5)
 
 
+MADE = {name: made() for name, made in ALGORITHMS.items()} | {"pfedfda": PFedFDA(test_statistics="trained")}
+
+
 def federation(backend, name, training=TRAINING, **options):
     """A federation in which some clients took part in one round."""
     params = images().init(rng.key(3))
-    clients = toy.BACKENDS[backend](ALGORITHMS[name](), images(), params, pool(), training, SEED, **options)
+    clients = toy.BACKENDS[backend](MADE[name], images(), params, pool(), training, SEED, **options)
     made = Federation.simulated(clients, SEED)
     server = next(made.rounds(cohort=lambda number: TRAINED)).server
     return made, server
@@ -145,6 +149,12 @@ def test_each_round_is_one_call_of_a_block_and_few_states_are_alive():
     clients.evaluate(ROUND, NEW, *made.down(server, NEW))
     blocks = [(12, 9), (6, 3)]
     assert calls == [(name, *sizes) for sizes in blocks for name in ("adapt", "adapt", "adapt", "evaluate")]
+
+
+def test_a_method_without_adaptation_is_not_called_for_it():
+    made, server = federation("batched", "fedavg_ft", adapt_rounds=200)
+    made.clients.evaluate(ROUND, NEW, *made.down(server, NEW))
+    assert made.clients._forms.keys() == {"update", "evaluate"}
 
 
 @final

@@ -126,7 +126,9 @@ def adapted(method, adapt_rounds, graphs=True):
 
 
 @pytest.mark.parametrize(
-    "method", [FedPCE(), FedRep(head_epochs=1), Ditto(), PFedFDA(), FedPAC()], ids=lambda m: type(m).__name__
+    "method",
+    [FedPCE(), FedRep(head_epochs=1), Ditto(), PFedFDA(test_statistics="trained"), FedPAC()],
+    ids=lambda m: type(m).__name__,
 )
 def test_all_rounds_of_adaptation_share_one_recording(method):
     eager_rows, eager_models, _ = adapted(method, 6, graphs=False)

@@ -138,6 +138,7 @@ class BatchedClients(Simulated):
         most = runner.width(max(sizes))
         width = call.width or most + self.padding
         ids = on_device(torch.tensor(list(group)), device)
+        stored = self.stored(group, mapped=True) if call.kept is None else call.kept
         lanes = {
             "data": pool.train.block(group, width),
             "splits": {
@@ -146,7 +147,7 @@ class BatchedClients(Simulated):
             },
             "key": on_device(rng.stream(self.host_root, call.purpose, call.round, torch.tensor(list(group))), device),
             "extra": tree.take(pool.extra, ids),
-            "stored": self.stored(group, mapped=True) if call.kept is None else call.kept,
+            "stored": stored,
             "own": call.own,
         }
         same = {"shared": call.shared, "clock": self.clock(call)}
@@ -161,8 +162,7 @@ class BatchedClients(Simulated):
             out = call.fn(work, local, held_out, stored["state"], same["shared"] | lane["own"])
             return out, collected(local).breaks
 
-        name = self._name_of(call, lanes["stored"]["state"])
-        done = runner.call(name, sizes, one, {"lanes": lanes, "same": same})
+        done = runner.call(self._name_of(call, stored["state"]), sizes, one, {"lanes": lanes, "same": same})
         return done._replace(tree=tree.map(lambda x: x[:count], done.tree)) if idle else done
 
     def _name_of(self, call: Call, state: Tree) -> str:

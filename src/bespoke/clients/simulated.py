@@ -206,7 +206,8 @@ class Simulated(ABC):
         """Return a call with the clients' states after all rounds of adaptation, each of them one call."""
         with arithmetic(self.task.precision):
             kept = {"state": self._first(call.clients, self.mapped)["state"], "moments": {}}
-        for number in range(1, self.work.adapt_rounds + 1):
+        adapts = type(self.algorithm).adapt is not Algorithm.adapt
+        for number in range(1, self.work.adapt_rounds + 1) if adapts else ():
             one = replace(call, fn=Work.adapt, held_out=False, name="adapt", adapting=number, kept=kept)
             kept = tree.map(Tensor.contiguous, self._run(one).tree)  # also a leaf that is the same for all clients
         return replace(call, kept={"state": kept["state"], "moments": {}})

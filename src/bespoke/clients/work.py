@@ -81,7 +81,9 @@ class Work:
         own = renewed(
             local,
             key=rng.fold_in(rng.fold_in(local.key, rng.ADAPT), local.round - 1),
-            training=replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training,
+            training=replace(local.training, epochs=self.adapt_epochs, steps=0)
+            if self.adapt_epochs
+            else local.training,
             _moments=collected(local).moments,
         )
         adapted = self._tree(self.algorithm.adapt(own, state, down), "adapt", "a state")
