@@ -138,7 +138,7 @@ class BatchedClients(Simulated):
         most = runner.width(max(sizes))
         width = call.width or most + self.padding
         ids = on_device(torch.tensor(list(group)), device)
-        stored = self.stored(group, mapped=True) if call.kept is None else call.kept
+        kept = self.kept(call, mapped=True)
         lanes = {
             "data": pool.train.block(group, width),
             "splits": {
@@ -147,22 +147,22 @@ class BatchedClients(Simulated):
             },
             "key": on_device(rng.stream(self.host_root, call.purpose, call.round, torch.tensor(list(group))), device),
             "extra": tree.take(pool.extra, ids),
-            "stored": stored,
+            "kept": kept,
             "own": call.own,
         }
         same = {"shared": call.shared, "clock": self.clock(call)}
         work = replace(self.work, gathered=self._gathered)
 
         def one(lane: Tree, same: Tree) -> tuple[Tree, int]:
-            extra, stored = lane["extra"], lane["stored"]
+            extra, kept = lane["extra"], lane["kept"]
             rows, n = lane["data"]
             strategy = Lanes(self.rows(rows, n, extra), self.fewest, most, runner)
-            local = desk(self.task, self.training, strategy, lane["key"], same["clock"], stored["moments"])
+            local = desk(self.task, self.training, strategy, lane["key"], same["clock"], kept["moments"])
             held_out = {split: self.rows(rows, n, extra) for split, (rows, n) in lane["splits"].items()}
-            out = call.fn(work, local, held_out, stored["state"], same["shared"] | lane["own"])
+            out = call.fn(work, local, held_out, kept["state"], same["shared"] | lane["own"])
             return out, collected(local).breaks
 
-        done = runner.call(self._name_of(call, stored["state"]), sizes, one, {"lanes": lanes, "same": same})
+        done = runner.call(self._name_of(call, kept["state"]), sizes, one, {"lanes": lanes, "same": same})
         return done._replace(tree=tree.map(lambda x: x[:count], done.tree)) if idle else done
 
     def _name_of(self, call: Call, state: Tree) -> str:

@@ -37,17 +37,13 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
 
 
 def _one(clients: Simulated, call: Call, key: torch.Tensor, time: Tree) -> tuple[Tree, int]:
-    """Run a call of one client."""
-    (client,) = call.clients
+    client = call.clients[0]
     n = clients.pool.train.sizes[client]
     splits = clients.held_out() if call.held_out else {}
     held_out = {name: clients.rows_of(lists, client) for name, lists in splits.items()}
-    own, stored = (
-        tree.map(lambda x: x[0], part)
-        for part in (call.own, clients.stored([client]) if call.kept is None else call.kept)
-    )
+    own, kept = (tree.map(lambda x: x[0], part) for part in (call.own, clients.kept(call)))
     rows = clients.rows_of(clients.pool.train, client, call.width)
-    local = desk_alone(clients.task, clients.training, rows, n, key, time, stored["moments"])
+    local = desk_alone(clients.task, clients.training, rows, n, key, time, kept["moments"])
     with torch.no_grad():
-        out = tree.detach(call.fn(clients.work, local, held_out, stored["state"], call.shared | own))
+        out = tree.detach(call.fn(clients.work, local, held_out, kept["state"], call.shared | own))
     return out, collected(local).breaks

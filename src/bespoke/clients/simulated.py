@@ -86,7 +86,7 @@ class Simulated(ABC):
 
         ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
         """
-        self.work = Work(algorithm, task, adapt_rounds, adapt_epochs)
+        self.work, self.adapt_rounds = Work(algorithm, task, adapt_epochs), adapt_rounds
         self.task, self.params, self.training = task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
@@ -207,7 +207,7 @@ class Simulated(ABC):
         with arithmetic(self.task.precision):
             kept = {"state": self._first(call.clients, self.mapped)["state"], "moments": {}}
         adapts = type(self.algorithm).adapt is not Algorithm.adapt
-        for number in range(1, self.work.adapt_rounds + 1) if adapts else ():
+        for number in range(1, self.adapt_rounds + 1) if adapts else ():
             one = replace(call, fn=Work.adapt, held_out=False, name="adapt", adapting=number, kept=kept)
             kept = tree.map(Tensor.contiguous, self._run(one).tree)  # also a leaf that is the same for all clients
         return replace(call, kept={"state": kept["state"], "moments": {}})
@@ -218,6 +218,10 @@ class Simulated(ABC):
         """Return the splits that have any rows, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
         return {name: rows for name, rows in splits.items() if len(rows.index)}
+
+    def kept(self, call: Call, mapped: bool = False) -> Tree:
+        """Return the states and moments that a call's clients start from, leaves (K, ...)."""
+        return self.stored(call.clients, mapped) if call.kept is None else call.kept
 
     def stored(self, clients: Sequence[int], mapped: bool = False) -> Tree:
         """Return states and moments, leaves (K, ...): stored ones, or first ones for clients that never took part."""
@@ -248,7 +252,7 @@ class Simulated(ABC):
     def clock(self, call: Call) -> Tree:
         """Return a client's clock."""
         if call.adapting:
-            return clock(self.task, self.training, call.adapting, self.work.adapt_rounds)
+            return clock(self.task, self.training, call.adapting, self.adapt_rounds)
         return clock(self.task, self.training, call.round)
 
     def rows(self, rows: Tensor, n: Tensor, extra: Tree) -> ClientRows:

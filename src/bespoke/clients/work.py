@@ -56,8 +56,7 @@ class Work:
 
     algorithm: Algorithm
     task: Task
-    adapt_rounds: int = 1
-    adapt_epochs: int = 0  # 0: as in training
+    adapt_epochs: int = 0  # of a round of adaptation; 0: as in training
     gathered: frozenset[str] = frozenset()  # metrics computed from gathered outputs, because they cannot be mapped
 
     def first(self, params: Tree, client: Tensor) -> Tree:
