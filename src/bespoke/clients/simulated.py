@@ -1,5 +1,6 @@
 """Clients that live in this process: their data and their states, however they are run."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from bespoke.core.settings import Training
 from bespoke.core.task import Task, arithmetic
 from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
+
+_adaptation = logging.getLogger("bespoke.adaptation")  # it may be long: a display can follow it
 
 # What runs on a client: the work at hand, its desk, its held-out rows by split, its state, what it received -> a tree.
 ClientFunction = Callable[[Work, Local, HeldOut, Tree, Tree], Tree]
@@ -210,6 +213,8 @@ class Simulated(ABC):
         for number in range(1, self.adapt_rounds + 1) if adapts else ():
             one = replace(call, fn=Work.adapt, held_out=False, name="adapt", adapting=number, kept=kept)
             kept = tree.map(Tensor.contiguous, self._run(one).tree)  # also a leaf that is the same for all clients
+            if number < self.adapt_rounds:
+                _adaptation.info("adaptation of new clients, round %d/%d done", number, self.adapt_rounds)
         return replace(call, kept={"state": kept["state"], "moments": {}})
 
     # --- preparing a call ---------------------------------------------------------------------------------------
