@@ -311,8 +311,8 @@ class _GuardedClients(SequentialClients):
         out = super()._map(call)
         return out._replace(tree=tree.map(lambda t: t.as_subclass(Tensor), out.tree))
 
-    def clock(self, round: int) -> Tree:
-        return tree.map(lambda t: t.as_subclass(_Guarded), super().clock(round))
+    def clock(self, call: Call) -> Tree:
+        return tree.map(lambda t: t.as_subclass(_Guarded), super().clock(call))
 
     def rows(self, rows: Tensor, n: Tensor, extra: Tree) -> ClientRows:
         return super().rows(rows, n.as_subclass(_Guarded), extra)

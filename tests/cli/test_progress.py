@@ -1,12 +1,17 @@
 """What is shown while a run goes on, for any headline metric."""
 
+import itertools
 import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
+import toy
 
+from bespoke.algorithms.ditto import Ditto
 from bespoke.cli import progress
+from bespoke.clients import SequentialClients
+from bespoke.core.settings import Training
 
 
 def event(metric="accuracy", values=((1, 4), (6, 6)), view="personal", number=1, rounds=2):
@@ -71,6 +76,32 @@ def test_a_signal_ends_the_run_after_its_round_and_a_second_one_at_once(number, 
     assert signal.getsignal(number) is before
 
 
+def adapted(rounds):
+    """Let a new client adapt."""
+    clients = SequentialClients(Ditto(), toy.task(), toy.start(), toy.data(), Training(), 1, adapt_rounds=rounds)
+    clients.evaluate(1, [4], {"model": toy.start()}, {})
+
+
+def test_a_long_adaptation_is_told_as_it_goes_on(capsys, monkeypatch):
+    experiment = SimpleNamespace(algorithm_name="ditto", evaluation=SimpleNamespace(metric="mean"))
+    seconds = itertools.count(step=3.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    with progress.shown(experiment, quiet=False):
+        adapted(1)
+        adapted(6)
+    adapted(3)  # nobody looks
+    assert capsys.readouterr().err.splitlines() == [
+        "ditto: adaptation of new clients, round 2/6 done",
+        "ditto: adaptation of new clients, round 4/6 done",
+    ]
+    with progress.shown(experiment, quiet=True):
+        adapted(6)
+    monkeypatch.setenv("RANK", "1")  # of several processes the first one speaks
+    with progress.shown(experiment, quiet=False):
+        adapted(6)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_client_s_name_cannot_steer_the_terminal(capsys):
     experiment = SimpleNamespace(
         algorithm_name="fedrep", training=SimpleNamespace(rounds=2), evaluation=SimpleNamespace(metric="mean")
@@ -92,3 +123,6 @@ def test_a_bar_shows_the_headline_metric(capsys, monkeypatch):
     with progress.shown(experiment, quiet=False) as (callback, _):
         callback(event("mse", ((10.0, 4), (6.0, 2))))
     assert "mse 2.667 (pooled)" in capsys.readouterr().err
+    with progress.shown(experiment, quiet=False):
+        adapted(3)
+    assert "round 2/3 done" in capsys.readouterr().err

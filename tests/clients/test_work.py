@@ -1,11 +1,13 @@
 """One client's work without a pool: what a node on its own machine does, beside the same client of a simulation."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import final
 
 import pytest
 import torch
 import toy
+from torch import nn
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.algorithms.fedavg import FedAvg
@@ -59,6 +61,28 @@ def test_a_node_of_its_own_does_what_the_simulated_client_does(name):
     for row in clients.evaluate(2, [CLIENT], shared, own):
         pairs = {name: [pair["sum"].item(), pair["weight"].item()] for name, pair in found[row.view].items()}
         assert row.metrics == pairs
+
+
+@pytest.mark.parametrize("name", ["fedpce", "ditto", "fedrep"])
+def test_a_new_node_adapts_as_the_simulated_client_does(name):
+    method, data, new, rounds = ALGORITHMS[name](), toy.data(), toy.EVERYONE[-1], 3
+    task = Task(functools.partial(toy.Net, norm=nn.LayerNorm), "head", toy.CLASSES, dtype=torch.float64)
+    training = replace(TRAINING, schedule="cosine")
+    clients = SequentialClients(method, task, task.init(rng.key(1)), data, training, SEED, adapt_rounds=rounds)
+    server = method.server_init(task, clients.params, data.num_clients, rng.stream(rng.key(SEED), rng.SERVER))
+    work, rows, down = Work(method, task), node_rows(data.train.client(new)), method.broadcast(server)
+    key = rng.stream(rng.key(SEED), rng.EVAL, 2, new)
+
+    def node(time, moments):
+        return desk_alone(task, training, rows, len(rows.rows), key, time, moments)
+
+    state, moments = work.first(clients.params, torch.tensor(-1)), {}
+    with torch.no_grad():
+        for number in range(1, rounds + 1):
+            out = work.adapt(node(clock(task, training, number, rounds), moments), {}, state, down)
+            state, moments = out["state"], out["moments"]
+        personal = work.personalize(node(clock(task, training, 2), {}), {}, state, down)
+    assert toy.same_bits(clients.personal(2, [new], down, {})[0], personal)
 
 
 @pytest.mark.parametrize("backend", toy.BACKENDS)

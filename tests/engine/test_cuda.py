@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import pytest
@@ -15,6 +15,9 @@ from bespoke import contract
 from bespoke.algorithms import ALGORITHMS
 from bespoke.algorithms.ditto import Ditto
 from bespoke.algorithms.fedavg import FedAvg
+from bespoke.algorithms.fedpac import FedPAC
+from bespoke.algorithms.fedpce import FedPCE
+from bespoke.algorithms.fedrep import FedRep
 from bespoke.algorithms.pfedfda import PFedFDA
 from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.clients import BatchedClients
@@ -104,6 +107,38 @@ def test_recorded_equals_eager_to_the_bit(method, precision):
     assert {"recording", "steps", "update"} < seconds.keys() and min(seconds.values()) > 0
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(eager), tree.leaves(server), strict=True))
     assert counts == eager_counts
+
+
+def adapted(method, adapt_rounds, graphs=True):
+    """Two evaluations and the personal models of six new clients after a round of two others, and the clients."""
+    settings = ModelSettings("cnn", width=8, hidden=16, norm="group")
+    task = build_task(settings, (3, 16, 16), 4, "cuda", precision="fp32")
+    training = Training(rounds=2, steps=5, batch=8, optimizer="adam", lr=1e-2, schedule="cosine", keep_optimizer=True)
+    pool, new = replace(small_pool(), num_clients=2), range(2, len(GROWING))
+    options = {"adapt_rounds": adapt_rounds, "graphs": graphs}
+    clients = BatchedClients(method, task, task.init(rng.key(0)), pool, training, seed=3, **options)
+    federation = Federation.simulated(clients, seed=3)
+    server = next(federation.rounds()).server
+    down = federation.down(server, new)
+    rows = [clients.evaluate(1, new, *down) for _ in range(2)]
+    assert clients.notes == [] and rows[0] == rows[1]
+    return rows[0], clients.personal(1, new, *down), clients
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedPCE(), FedRep(head_epochs=1), Ditto(), PFedFDA(test_statistics="trained"), FedPAC()],
+    ids=lambda m: type(m).__name__,
+)
+def test_all_rounds_of_adaptation_share_one_recording(method):
+    eager_rows, eager_models, _ = adapted(method, 6, graphs=False)
+    rows, models, clients = adapted(method, 6)
+    assert rows == eager_rows
+    for one, two in zip(models, eager_models, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(tree.leaves(one), tree.leaves(two), strict=True))
+    runner, fewer = clients.runner, adapted(method, 3)[2].runner
+    assert any(name.startswith("adapt") for name, *_ in runner._plans) and "adapt" in runner.timings()
+    assert len(runner._plans) == len(fewer._plans) and len(runner._programs) == len(fewer._programs)
 
 
 def test_a_host_function_breaks_the_recording_and_is_counted():

@@ -120,7 +120,8 @@ class FedPAC(Algorithm):
         """Fit the received head, or the whole model; fitted parts replace received ones."""
         have, task = down | state, local.task
         params = local.finetune(have["body"] | have["head"], self.new_epochs, self.new_part)
-        return {"body": task.body(params), "head": task.head(params)}
+        body = {"body": task.body(params)} if self.new_part == "all" else {}
+        return body | {"head": task.head(params)}
 
     def personalize(self, local, state, down):
         """Return the shared body with the head mixed for this client, refitted if asked."""

@@ -3,11 +3,13 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from bespoke.cli import progress
 from bespoke.errors import visible
 
 
@@ -42,7 +44,8 @@ def evaluate(
     if not (quiet or as_json):
         told = f"evaluating {run} after round {trained.last_round}"
         print(visible(f"{told}, with {', '.join(set_)}" if set_ else told), file=sys.stderr, flush=True)
-    done = evaluating.evaluate(trained, set_ or [], folder)
+    with nullcontext() if quiet or as_json else progress.adaptation():
+        done = evaluating.evaluate(trained, set_ or [], folder)
     for note in done.notes:
         print(visible(f"note: {note}"), file=sys.stderr)
     if as_json:

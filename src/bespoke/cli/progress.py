@@ -1,9 +1,11 @@
 """The progress of a run on the command line, as a bar or as log lines, and its end after the round on a signal."""
 
+import logging
+import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,7 +67,41 @@ def shown(experiment: Any, quiet: bool, several: bool = False) -> Iterator[tuple
             with _bar(experiment, statistic) as callback:
                 yield callback, stop
         else:
-            yield _plain_lines(experiment, statistic), stop
+            with adaptation(f"{experiment.algorithm_name}: "):
+                yield _plain_lines(experiment, statistic), stop
+
+
+class _Adaptation(logging.Handler):
+    """Shows how far new clients have adapted, a text every few seconds, in the process that made it."""
+
+    def __init__(self, show: Callable[[str], None], pause: float) -> None:
+        super().__init__()
+        self._show, self._pause, self._last, self._process = show, pause, time.monotonic(), os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        others = os.getpid() != self._process or os.environ.get("RANK", "0") != "0"  # a fork, or another of torchrun's
+        now = time.monotonic()
+        if not others and now - self._last >= self._pause:
+            self._last = now
+            self._show(record.getMessage())
+
+
+@contextmanager
+def adaptation(prefix: str = "", show: Callable[[str], None] | None = None, pause: float = 5.0) -> Iterator[None]:
+    """Show how far new clients have adapted, which may take most of an evaluation: by default as lines on stderr."""
+
+    def line(text: str) -> None:
+        print(visible(prefix + text), file=sys.stderr, flush=True)
+
+    handler, logger = _Adaptation(show or line, pause), logging.getLogger("bespoke.adaptation")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def headline_text(event: Any, statistic: str) -> str:
@@ -131,4 +167,5 @@ def _bar(experiment: Any, statistic: str) -> Iterator[Any]:
             if event.row["refused"]:
                 progress.console.print(Text(visible(f"round {event.round}: refused {event.row['refused']}")))
 
-        yield callback
+        with adaptation(show=lambda text: progress.update(bar, headline=text), pause=0.0):
+            yield callback

@@ -1,5 +1,6 @@
 """A cohort at once: the same client code under ``torch.func.vmap``, over blocks of clients of similar size."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ class BatchedClients(Simulated):
     after another instead; ``notes`` says so, and why.
     """
 
-    name = "batched"
+    name, mapped = "batched", True
     chunk = 64  # clients in one mapped call; halved when memory runs out
     similar = 0.5  # a block's smallest client has at least this share of its largest client's rows
     padding = 0  # extra rows beyond a block's largest client: only costs time; for tests
@@ -37,6 +38,7 @@ class BatchedClients(Simulated):
         self.fewest = max(1, min(self.pool.train.sizes))
         self.runner: Runner = Eager()
         self._unmapped: set[str] = set()  # names of work that cannot be mapped
+        self._forms: dict[str, list[list[str]]] = {}  # the names of the states that work was done on
         self._gathered = self._metrics_that_do_not_map()
         if self.task.device.type == "cuda":
             if not has_triton():
@@ -93,9 +95,12 @@ class BatchedClients(Simulated):
                 self.runner.forget(fewer)
                 self.notes.append(f"memory ran out: at most {fewer} clients run at once")
 
+    def _blocks(self, clients: Sequence[int]) -> list[list[int]]:
+        return blocks([self.pool.train.sizes[c] for c in clients], self.chunk, self.similar)
+
     def _map_blocks(self, call: Call) -> Mapped:
         parts, places, breaks, computed, seen = [], [], 0, 0, 0
-        for block in blocks([self.pool.train.sizes[c] for c in call.clients], self.chunk, self.similar):
+        for block in self._blocks(call.clients):
             part = call.part(block)
             done = self._try_block(part) if call.name not in self._unmapped else self._one_by_one(part)
             breaks, computed, seen = breaks + done.breaks, computed + done.computed, seen + done.seen
@@ -133,6 +138,7 @@ class BatchedClients(Simulated):
         most = runner.width(max(sizes))
         width = call.width or most + self.padding
         ids = on_device(torch.tensor(list(group)), device)
+        kept = self.kept(call, mapped=True)
         lanes = {
             "data": pool.train.block(group, width),
             "splits": {
@@ -141,20 +147,28 @@ class BatchedClients(Simulated):
             },
             "key": on_device(rng.stream(self.host_root, call.purpose, call.round, torch.tensor(list(group))), device),
             "extra": tree.take(pool.extra, ids),
-            "stored": self.stored(group, mapped=True),
+            "kept": kept,
             "own": call.own,
         }
-        same = {"shared": call.shared, "clock": self.clock(call.round)}
+        same = {"shared": call.shared, "clock": self.clock(call)}
         work = replace(self.work, gathered=self._gathered)
 
         def one(lane: Tree, same: Tree) -> tuple[Tree, int]:
-            extra, stored = lane["extra"], lane["stored"]
+            extra, kept = lane["extra"], lane["kept"]
             rows, n = lane["data"]
             strategy = Lanes(self.rows(rows, n, extra), self.fewest, most, runner)
-            local = desk(self.task, self.training, strategy, lane["key"], same["clock"], stored["moments"])
+            local = desk(self.task, self.training, strategy, lane["key"], same["clock"], kept["moments"])
             held_out = {split: self.rows(rows, n, extra) for split, (rows, n) in lane["splits"].items()}
-            out = call.fn(work, local, held_out, stored["state"], same["shared"] | lane["own"])
+            out = call.fn(work, local, held_out, kept["state"], same["shared"] | lane["own"])
             return out, collected(local).breaks
 
-        done = runner.call(call.name, sizes, one, {"lanes": lanes, "same": same})
+        done = runner.call(self._name_of(call, kept["state"]), sizes, one, {"lanes": lanes, "same": same})
         return done._replace(tree=tree.map(lambda x: x[:count], done.tree)) if idle else done
+
+    def _name_of(self, call: Call, state: Tree) -> str:
+        """Return a call's name, another one for states of another form: there a method may do something else."""
+        forms, form = self._forms.setdefault(call.name, []), list(tree.flatten(state))
+        if form not in forms:
+            forms.append(form)
+        number = forms.index(form) + 1
+        return call.name if number == 1 else call.name and f"{call.name} {number}"

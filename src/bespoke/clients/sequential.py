@@ -23,10 +23,10 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
     results, breaks = list[Tree](), 0
     ids = torch.tensor(list(call.clients), device=clients.root.device)
     keys = rng.stream(clients.root, call.purpose, call.round, ids)
-    time = clients.clock(call.round)
+    time = clients.clock(call)
     for i, client in enumerate(call.clients):
         try:
-            out, broke = _one(clients, call, client, keys[i], time, tree.map(lambda x, i=i: x[i], call.own))
+            out, broke = _one(clients, call.part([i]), keys[i], time)
         except Exception as error:
             method, name = type(clients.algorithm).__name__, clients.pool.names[client]
             error.add_note(f"This happened in {method}, client {client} ({name}), round {call.round}.")
@@ -36,13 +36,14 @@ def one_by_one(clients: Simulated, call: Call) -> Mapped:
     return Mapped(tree.stack(results), 0.0, breaks)
 
 
-def _one(clients: Simulated, call: Call, client: int, key: torch.Tensor, time: Tree, own: Tree) -> tuple[Tree, int]:
+def _one(clients: Simulated, call: Call, key: torch.Tensor, time: Tree) -> tuple[Tree, int]:
+    client = call.clients[0]
     n = clients.pool.train.sizes[client]
     splits = clients.held_out() if call.held_out else {}
     held_out = {name: clients.rows_of(lists, client) for name, lists in splits.items()}
-    stored = tree.map(lambda x: x[0], clients.stored([client]))
+    own, kept = (tree.map(lambda x: x[0], part) for part in (call.own, clients.kept(call)))
     rows = clients.rows_of(clients.pool.train, client, call.width)
-    local = desk_alone(clients.task, clients.training, rows, n, key, time, stored["moments"])
+    local = desk_alone(clients.task, clients.training, rows, n, key, time, kept["moments"])
     with torch.no_grad():
-        out = tree.detach(call.fn(clients.work, local, held_out, stored["state"], call.shared | own))
+        out = tree.detach(call.fn(clients.work, local, held_out, kept["state"], call.shared | own))
     return out, collected(local).breaks

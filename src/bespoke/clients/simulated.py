@@ -1,5 +1,6 @@
 """Clients that live in this process: their data and their states, however they are run."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from bespoke.core.task import Task, arithmetic
 from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
 
+_adaptation = logging.getLogger("bespoke.adaptation")  # it may be long: a display can follow it
+
 # What runs on a client: the work at hand, its desk, its held-out rows by split, its state, what it received -> a tree.
 ClientFunction = Callable[[Work, Local, HeldOut, Tree, Tree], Tree]
 
@@ -38,11 +41,15 @@ class Call:
     held_out: bool = False  # whether ``fn`` gets test and validation rows
     name: str = ""  # the same for the same work, so that it can be recorded; a probe may do anything and has none
     width: int | None = None  # pad the train rows to this number; None = as is best
+    adapting: int = 0  # the number of this round of adaptation; 0 = none
+    kept: Tree | None = None  # the clients' states and moments, leaves (K, ...); None = those stored, or first ones
 
     def part(self, places: Sequence[int]) -> "Call":
         """Return the same call for some of the clients, by their places in the list."""
-        index = torch.tensor(list(places), dtype=torch.int64)
-        return replace(self, clients=[self.clients[i] for i in places], own=tree.take(self.own, index))
+        count = len(self.clients)
+        kept = None if self.kept is None else _some(self.kept, places, count)
+        own = _some(self.own, places, count)
+        return replace(self, clients=[self.clients[i] for i in places], own=own, kept=kept)
 
 
 class Mapped(NamedTuple):
@@ -63,6 +70,7 @@ class Simulated(ABC):
     """Clients that live in this process. A subclass only defines how to run a function over several: :meth:`_map`."""
 
     name: str
+    mapped = False  # whether several clients run at once
 
     def __init__(
         self,
@@ -81,7 +89,7 @@ class Simulated(ABC):
 
         ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
         """
-        self.work = Work(algorithm, task, adapt_rounds, adapt_epochs)
+        self.work, self.adapt_rounds = Work(algorithm, task, adapt_epochs), adapt_rounds
         self.task, self.params, self.training = task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
@@ -133,13 +141,10 @@ class Simulated(ABC):
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Run ``personalize`` and ``predict`` for each client, after ``adapt`` for those that never took part."""
+        call = Call(Work.evaluate, clients, rng.EVAL, round, shared, own, held_out=True, name="evaluate")
         rows: dict[int, list[Evaluated]] = {}
-        for seen, work in ((True, Work.evaluate), (False, Work.adapt_and_evaluate)):
-            places = [i for i, c in enumerate(clients) if self.took_part(c) == seen]
-            if places:
-                call = Call(work, clients, rng.EVAL, round, shared, own, held_out=True, name=work.__name__)
-                call = call.part(places)
-                rows |= self._evaluated(call.clients, self._run(call).tree)
+        for part in self._ready(call):
+            rows |= self._evaluated(part.clients, self._run(part).tree)
         return [row for c in clients for row in rows[c]]
 
     def took_part(self, client: int) -> bool:
@@ -175,12 +180,12 @@ class Simulated(ABC):
 
     def personal(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Tree]:
         """Return the personal models themselves, one tree per client, for saving and for use outside."""
-        models = []
-        for i, client in enumerate(clients):  # one at a time, so that only the results are in memory
-            work = Work.personalize if self.took_part(client) else Work.adapt_and_personalize
-            call = Call(work, clients, rng.EVAL, round, shared, own, name=work.__name__).part([i])
-            models += tree.unstack(self._run(call).tree, 1)
-        return models
+        call = Call(Work.personalize, clients, rng.EVAL, round, shared, own, name="personalize")
+        models: dict[int, Tree] = {}
+        for part in self._ready(call):
+            for i, client in enumerate(part.clients):  # one at a time, so that only the results are in memory
+                (models[client],) = tree.unstack(self._run(part.part([i])).tree, 1)
+        return [models[client] for client in clients]
 
     def examples(self, client: int, split: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a client's rows of a split in chunks, as its model takes them: x (B, ...), y (B,)."""
@@ -189,12 +194,39 @@ class Simulated(ABC):
             for part in self.rows_of(lists, client).chunks(rng.fold_in(self.root, client)):
                 yield part.x, part.y
 
+    # --- clients that never took part ---------------------------------------------------------------------------
+
+    def _ready(self, call: Call) -> Iterator[Call]:
+        """Yield a call in parts: for those that took part, and for the others a block at a time, adapted first."""
+        seen = [self.took_part(client) for client in call.clients]
+        if any(seen):
+            yield call.part([i for i, took_part in enumerate(seen) if took_part])
+        new = [i for i, took_part in enumerate(seen) if not took_part]
+        for block in self._blocks([call.clients[i] for i in new]):  # so that only a block's states are in memory
+            yield self._adapted(call.part([new[i] for i in block]))
+
+    def _adapted(self, call: Call) -> Call:
+        """Return a call with the clients' states after all rounds of adaptation, each of them one call."""
+        with arithmetic(self.task.precision):
+            kept = {"state": self._first(call.clients, self.mapped)["state"], "moments": {}}
+        adapts = type(self.algorithm).adapt is not Algorithm.adapt
+        for number in range(1, self.adapt_rounds + 1) if adapts else ():
+            one = replace(call, fn=Work.adapt, held_out=False, name="adapt", adapting=number, kept=kept)
+            kept = tree.map(Tensor.contiguous, self._run(one).tree)  # also a leaf that is the same for all clients
+            if number < self.adapt_rounds:
+                _adaptation.info("adaptation of new clients, round %d/%d done", number, self.adapt_rounds)
+        return replace(call, kept={"state": kept["state"], "moments": {}})
+
     # --- preparing a call ---------------------------------------------------------------------------------------
 
     def held_out(self) -> dict[str, Rows]:
         """Return the splits that have any rows, by name."""
         splits = {"test": self.pool.test, "val": self.pool.val}
         return {name: rows for name, rows in splits.items() if len(rows.index)}
+
+    def kept(self, call: Call, mapped: bool = False) -> Tree:
+        """Return the states and moments that a call's clients start from, leaves (K, ...)."""
+        return self.stored(call.clients, mapped) if call.kept is None else call.kept
 
     def stored(self, clients: Sequence[int], mapped: bool = False) -> Tree:
         """Return states and moments, leaves (K, ...): stored ones, or first ones for clients that never took part."""
@@ -222,9 +254,11 @@ class Simulated(ABC):
         zeros = tree.map(lambda x: torch.zeros((len(clients), *x.shape), dtype=x.dtype, device=device), moments)
         return {"state": state, "moments": zeros}
 
-    def clock(self, round: int) -> Tree:
+    def clock(self, call: Call) -> Tree:
         """Return a client's clock."""
-        return clock(self.task, self.training, round)
+        if call.adapting:
+            return clock(self.task, self.training, call.adapting, self.adapt_rounds)
+        return clock(self.task, self.training, call.round)
 
     def rows(self, rows: Tensor, n: Tensor, extra: Tree) -> ClientRows:
         """Return the client's view of the pool through its rows (width,)."""
@@ -240,6 +274,10 @@ class Simulated(ABC):
         """Run a call in the task's precision."""
         with arithmetic(self.task.precision):
             return self._map(call)
+
+    def _blocks(self, clients: Sequence[int]) -> list[list[int]]:
+        """Return the places of those clients that run at once, for all of them."""
+        return [[place] for place in range(len(clients))]
 
     @abstractmethod
     def _map(self, call: Call) -> Mapped:

@@ -24,12 +24,16 @@ _PARTS = ("a state", "an upload")  # what client_update returns
 HeldOut = Mapping[str, ClientRows]  # by split
 
 
-def clock(task: Task, training: Training, round: int) -> Tree:
-    """Return a client's clock as 0-d tensors: the round, the number of rounds, and the round's learning rate."""
-    lr = training.lr * training.lr_factor(max(round, 1))
+def clock(task: Task, training: Training, round: int, adapt_rounds: int | None = None) -> Tree:
+    """Return a client's clock as 0-d tensors: the round, the number of rounds, and the round's learning rate.
+
+    With ``adapt_rounds`` the round is one of so many rounds of adaptation, over which the schedule runs anew.
+    """
+    rounds = training.rounds if adapt_rounds is None else adapt_rounds
+    lr = training.lr * training.lr_factor(max(round, 1), adapt_rounds)
     return {
         "round": torch.full((), round, dtype=torch.int64, device=task.device),
-        "rounds": torch.full((), training.rounds, dtype=torch.int64, device=task.device),
+        "rounds": torch.full((), rounds, dtype=torch.int64, device=task.device),
         "lr": torch.full((), lr, dtype=task.dtype, device=task.device),
     }
 
@@ -52,8 +56,7 @@ class Work:
 
     algorithm: Algorithm
     task: Task
-    adapt_rounds: int = 1
-    adapt_epochs: int = 0  # 0: as in training
+    adapt_epochs: int = 0  # of a round of adaptation; 0: as in training
     gathered: frozenset[str] = frozenset()  # metrics computed from gathered outputs, because they cannot be mapped
 
     def first(self, params: Tree, client: Tensor) -> Tree:
@@ -68,24 +71,33 @@ class Work:
         flags = {part: torch.ones_like(local.n, dtype=torch.bool) if ok is None else ok for part, ok in finite.items()}
         return {"state": new, "up": up, "moments": moments, "logged": logged, "sound": flags}
 
+    def adapt(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
+        """Do one round of adaptation for a client that never took part: return its state and moments.
+
+        The desk has the key of the client's evaluation, the clock of the adaptation, and the moments of the round
+        before.
+        """
+        own = renewed(
+            local,
+            key=rng.fold_in(rng.fold_in(local.key, rng.ADAPT), local.round - 1),
+            training=replace(local.training, epochs=self.adapt_epochs, steps=0)
+            if self.adapt_epochs
+            else local.training,
+            _moments=collected(local).moments,
+        )
+        adapted = self._tree(self.algorithm.adapt(own, state, down), "adapt", "a state")
+        return {"state": adapted, "moments": collected(own).moments}
+
     def personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
-        """Return the personal model of a client that took part."""
+        """Return the personal model of a client that took part or has adapted."""
         return self._personal(_personal_desk(local), state, down)
 
-    def adapt_and_personalize(self, local: Local, _: HeldOut, state: Tree, down: Tree) -> Tree:
-        """Return the personal model of a client that never took part."""
-        return self._personal(_personal_desk(local), self._adapt(local, state, down), down)
-
     def evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
-        """Personalise a client that took part, and score it on its held-out rows."""
+        """Personalise a client that took part or has adapted, and score it on its held-out rows."""
         own = _personal_desk(local)
         personal = self._personal(own, state, down)
         scores = {split: self._score(local.key, rows, personal) for split, rows in held_out.items()}
         return {"scores": scores, "logged": collected(own).logged}
-
-    def adapt_and_evaluate(self, local: Local, held_out: HeldOut, state: Tree, down: Tree) -> Tree:
-        """Do the same for a client that never took part."""
-        return self.evaluate(local, held_out, self._adapt(local, state, down), down)
 
     def _personal(self, local: Local, state: Tree, down: Tree) -> Tree:
         return self._tree(self.algorithm.personalize(local, state, down), "personalize", "a personal model")
@@ -129,24 +141,6 @@ class Work:
             if not isinstance(leaf, Tensor):
                 raise TypeError(f"{where} returns {what} whose {name!r} is a {type(leaf).__name__}, not a tensor")
         return value
-
-    def _adapt(self, local: Local, state: Tree, down: Tree) -> Tree:
-        training = replace(local.training, epochs=self.adapt_epochs, steps=0) if self.adapt_epochs else local.training
-        rounds = torch.full_like(local.rounds, self.adapt_rounds)
-        moments: Tree = {}
-        for r in range(self.adapt_rounds):
-            own = renewed(
-                local,
-                key=rng.fold_in(rng.fold_in(local.key, rng.ADAPT), r),
-                training=training,
-                round=torch.full_like(local.round, r + 1),
-                rounds=rounds,
-                lr=torch.full_like(local.lr, training.lr * training.lr_factor(r + 1, self.adapt_rounds)),
-                _moments=moments,
-            )
-            state = self._tree(self.algorithm.adapt(own, state, down), "adapt", "a state")
-            moments = collected(own).moments
-        return state
 
     def _score(self, key: Tensor, rows: ClientRows, personal: Tree) -> Tree:
         """Return by view the sums and weights of the metrics, and the outputs (width, ...) if they are gathered."""
