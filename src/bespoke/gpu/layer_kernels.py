@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bespoke.gpu.fast_layers import Conv
+from bespoke.gpu.launching import launch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
 _PROGRAMS = 528  # to keep 132 multiprocessors busy with a few each
@@ -475,7 +476,7 @@ def pack_weight(w: Tensor, dtype: torch.dtype) -> Tensor:
     packed = w.new_empty((clients, taps, cp, outp), dtype=dtype)
     bj, bn = _power(taps * cp, high=64), _power(outp, high=64)
     grid = (triton.cdiv(taps * cp, bj), triton.cdiv(outp, bn), clients)
-    _pack_weight[grid](w, packed, w.stride(0), channels, outputs, taps, cp, outp, bj, bn)
+    launch(_pack_weight, grid, [packed], w, packed, w.stride(0), channels, outputs, taps, cp, outp, bj, bn)
     return packed
 
 
@@ -489,7 +490,7 @@ def pack_maps(x: Tensor, dtype: torch.dtype) -> Tensor | None:
     pixels, cb = batch * height * width, _power(cp, low=4)
     bm = max(16, 2048 // cb)
     grid = (triton.cdiv(pixels, bm), clients)
-    _pack_maps[grid](x, packed, *x.stride(), pixels, height, width, channels, cp, cb, bm)
+    launch(_pack_maps, grid, [packed], x, packed, *x.stride(), pixels, height, width, channels, cp, cb, bm)
     return packed
 
 
@@ -506,7 +507,8 @@ def forward(
     code = torch.empty_like(y, dtype=torch.uint8) if conv.pooled else None
     blocks = blocks or choose_blocks("forward", conv, rows, outputs, _depth(weight, conv))
     grid = (triton.cdiv(rows, blocks.rows), triton.cdiv(_power(outputs), blocks.columns), clients)
-    _forward[grid](
+    launch(
+        _forward, grid, [y, code],
         maps, packed, bias, y, code, maps.stride(0), 0 if bias is None else bias.stride(0), conv.slope, rows,
         height, width, oh, ow, C=cp, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
@@ -529,7 +531,8 @@ def weight_gradient(
     splits = triton.cdiv(rows, rows_each)
     parts = maps.new_empty((clients, splits, 4 if conv.pooled else 1, depth, outp), dtype=torch.float32)
     bias_parts = maps.new_empty((clients, splits, outp), dtype=torch.float32) if conv.pooled else None
-    _weight_gradient[tiles, splits, clients](
+    launch(
+        _weight_gradient, (tiles, splits, clients), [],
         maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, splits, rows, rows_each, height, width, oh, ow,
         C=cp, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
@@ -538,7 +541,10 @@ def weight_gradient(
     places = channels * kh * kw
     bj, bn = _power(places, high=64), _power(outp, high=32)
     grid = (triton.cdiv(places, bj), triton.cdiv(outp, bn), clients)
-    _sum_parts[grid](parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn)
+    launch(
+        _sum_parts, grid, [dw, db],
+        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn,
+    )  # fmt: skip
     return dw, db
 
 
@@ -562,7 +568,8 @@ def input_gradient(
     columns = step * step * cb
     blocks = blocks or choose_blocks("input", conv, rows, columns, outputs)
     grid = (triton.cdiv(rows, blocks.rows), triton.cdiv(columns, blocks.columns), clients)
-    _input_gradient[grid](
+    launch(
+        _input_gradient, grid, [dx],
         dy, code, packed, dx, conv.slope, rows, height, width, oh, ow, jh, jw,
         C=channels, CP=packed.shape[2], CB=cb, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
@@ -592,7 +599,8 @@ def norm(
     """Return [ReLU of] the normalised maps (K, B, H, W, C) with scale and shift (K, C) [plus ``residual``]."""
     y = torch.empty_like(maps)
     grid, constants = _norm_cut(maps, groups)
-    _norm[grid](
+    launch(
+        _norm, grid, [y],
         maps, residual, scale, shift, y, scale.stride(0), shift.stride(0), eps, maps.shape[1],
         maps.shape[2] * maps.shape[3], RELU=relu, ADD=residual is not None, **constants,
     )  # fmt: skip
@@ -607,7 +615,8 @@ def norm_gradient(
     dresidual = None if y is None else torch.empty_like(maps)
     dscale, dshift = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)
     grid, constants = _norm_cut(maps, groups)
-    _norm_gradient[grid](
+    launch(
+        _norm_gradient, grid, [dx, dresidual, dscale, dshift],
         dy, maps, y, scale, shift, dx, dresidual, dscale, dshift, scale.stride(0), shift.stride(0), eps,
         maps.shape[1], maps.shape[2] * maps.shape[3], RELU=relu, ADD=y is not None, **constants,
     )  # fmt: skip
