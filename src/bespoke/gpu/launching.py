@@ -9,7 +9,7 @@ come from any kernel, and so are harmless as indices too.
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -52,7 +52,7 @@ def rehearse(work: Callable[[], object]) -> None:
             with contextlib.suppress(Exception):
                 work()
         except BaseException:  # the user wants to stop
-            compilers.shutdown(wait=False, cancel_futures=True)
+            compilers.wanted = False
             raise
         finally:
             del _rehearsals[here]
@@ -72,12 +72,16 @@ def _here() -> Any:
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile kernels until they are ready to be launched."""
+    """Threads that compile kernels until they are ready to be launched, as long as that is wanted."""
+
+    wanted = True
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Compile a kernel by ``fn``, then what launches it."""
 
         def ready() -> Any:
+            if not self.wanted:  # a future that was cancelled would be waited for in vain
+                raise CancelledError
             kernel = fn(*args, **kwargs)
             _ = kernel.run  # compiles the C code, and loads both
             return kernel
