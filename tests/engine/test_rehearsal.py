@@ -5,7 +5,8 @@ from typing import final
 
 import pytest
 import torch
-from test_lanes import EVERYONE, pool, task
+import toy
+from torch import nn
 from toy import train
 
 from bespoke.algorithms.ditto import Ditto
@@ -14,9 +15,13 @@ from bespoke.clients import BatchedClients
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.settings import Training
+from bespoke.core.task import Task
 from bespoke.engine import graphs
 from bespoke.engine.graphs import Recorded
 from bespoke.engine.lanes import Eager, Job
+
+SIZES = (13, 4, 7)
+EVERYONE = list(range(len(SIZES)))
 
 
 class OnTheCpu(Recorded):
@@ -59,21 +64,24 @@ def attempts(monkeypatch):
 
 
 def trained(method, training, runner=None):
-    params = task().init(rng.key(3))
-    clients = BatchedClients(method, task(), params, pool(), training, seed=5)
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)), "2", 3, dtype=torch.float64)
+    total, params = sum(SIZES), task.init(rng.key(3))
+    x, y = rng.normal(rng.key(1), (total, 3), torch.float64), torch.arange(total) % 3
+    pool = toy.data_of(x, y, torch.arange(total).split(SIZES), classes=3)
+    clients = BatchedClients(method, task, params, pool, training, seed=5)
     clients.similar = 0.0
     clients.runner = runner or Eager()
     rounds = [train(clients, number, EVERYONE, {"model": params}, {}) for number in (1, 2)]
     assert not clients.notes
-    return rounds, params
+    return rounds
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Ditto()], ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_rehearsal_changes_nothing(method, optimizer, attempts):
     training = Training(rounds=2, epochs=2, batch=4, lr=0.05, optimizer=optimizer, keep_optimizer=optimizer == "adam")
-    rehearsed, _ = trained(method, training, OnTheCpu())
-    plain, _ = trained(method, training)
+    rehearsed = trained(method, training, OnTheCpu())
+    plain = trained(method, training)
     assert len(attempts) == 2 and not any(isinstance(found, Exception) for found in attempts)
     for ours, theirs in zip(rehearsed, plain, strict=True):
         a, b = tree.leaves(ours.uploads.tree), tree.leaves(theirs.uploads.tree)
@@ -129,6 +137,6 @@ def test_a_rehearsal_ends_at_a_host_function(attempts):
     ASKED.clear()
     runner = OnTheCpu()
     trained(OnItsHost(), Training(rounds=2, batch=4, lr=0.05), runner)
-    assert ASKED == [len(EVERYONE)] * 2  # once a round
+    assert ASKED == [3, 3]  # all clients, once a round
     assert [type(found) for found in attempts] == [RuntimeError] * 2 and "host" in str(attempts[0])
     assert len(runner.rehearsed) == 1 and len(runner.jobs) == 2
