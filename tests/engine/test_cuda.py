@@ -1,10 +1,12 @@
 """The contract on a CUDA device, where there is one: `make test` on a machine without one reports these as skipped."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import final
 
 import pytest
@@ -185,6 +187,30 @@ def test_clients_work_without_waiting_for_the_device(method):
         clients._run(call)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_first_run_compiles_in_a_rehearsal_and_has_the_same_bits(tmp_path):
+    """Each run is a process of its own with an empty cache; one is without a rehearsal."""
+    script, found, servers = Path(__file__).parents[1] / "first_run.py", {}, {}
+    for how in ("with", "without"):
+        cache = {
+            "TRITON_CACHE_DIR": str(tmp_path / f"{how}_cache"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        call = [sys.executable, str(script), how, str(tmp_path / how)]
+        done = subprocess.run(call, env=os.environ | cache, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        found[how] = json.loads(done.stdout.splitlines()[-1])
+        servers[how] = torch.load(tmp_path / how, weights_only=True)
+        assert found[how]["notes"] == [] and len(found[how]["rehearsed"]) == 1
+    layers = {"_pack_maps", "_pack_weight", "_forward", "_weight_gradient", "_sum_parts", "_input_gradient"}
+    wanted = layers | {"_threefry", "_take_scaled", "_cross_entropy", "_sgd"}
+    rehearsed, alone = found["with"]["rehearsed"][0], found["without"]["rehearsed"][0]
+    assert wanted <= set(rehearsed) and not layers & set(alone)
+    assert found["with"]["rounds"] == [rehearsed, rehearsed]  # the work itself compiled nothing more,
+    assert sorted(rehearsed) == sorted(found["without"]["rounds"][-1])  # and nothing was compiled in vain
+    with_it, without = servers["with"], servers["without"]
+    assert with_it.keys() == without.keys() and all(torch.equal(with_it[k], without[k]) for k in with_it)
 
 
 TWO = """

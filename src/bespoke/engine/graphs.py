@@ -3,6 +3,9 @@
 A block's work is a *plan*: recorded pieces, and between them the work outside vmap (a loop over minibatches, a
 host function). A loop is a *program*: one recorded step per number of lanes, on its own buffers, replayed as
 often as the current clients need, with fewer lanes as they finish. Programs serve all plans of a method.
+
+Before the first block of a kind, its work is *rehearsed*: gone through once, with one step of each loop, so that all
+its kernels are compiled at once. Nothing is kept of that but the kernels.
 """
 
 import contextlib
@@ -17,8 +20,9 @@ from torch import Tensor
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.engine.lanes import Called, Job, One, Work, mapped, schedule
+from bespoke.engine.lanes import Called, Job, One, OnHost, Work, mapped, schedule
 from bespoke.errors import reason
+from bespoke.gpu.launching import rehearse
 
 # A step is recorded for numbers of lanes that are multiples of the first (and 1 and 2), a plan for multiples of the
 # second: a step is cheap to record and runs often, a plan is expensive and runs once per round.
@@ -54,6 +58,7 @@ class Recorded:
         self._programs: dict[Hashable, _Program] = {}
         self._marks: deque[tuple[str, str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._recording: _Plan | None = None
+        self._rehearsing = False
         self._loops = 0
         self._name = ""
         self._sizes: Sequence[int] = ()
@@ -88,14 +93,24 @@ class Recorded:
         key = (name, str(spec), tuple((x.shape, x.dtype) for x in flat))
         self.stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(self.stream), self._timed(name):
-                out, breaks = self._call(name, key, one, inputs, flat)
+            with torch.cuda.stream(self.stream):
+                if name not in self._warm:
+                    self._rehearse(one, inputs)
+                with self._timed(name):
+                    out, breaks = self._call(name, key, one, inputs, flat)
                 return Called(out, breaks, self._computed, self._seen)
         finally:
             torch.cuda.current_stream().wait_stream(self.stream)
 
     def _begin(self, sizes: Sequence[int]) -> None:
         self._sizes, self._computed, self._seen, self._loops = sizes, 0, 0, 0
+
+    def _rehearse(self, one: One, inputs: Tree) -> None:
+        self._rehearsing = True
+        try:
+            rehearse(lambda: mapped(one, inputs))
+        finally:
+            self._rehearsing = False
 
     def _call(self, name: str, key: Hashable, one: One, inputs: Tree, flat: list[Tensor]) -> tuple[Tree, int]:
         plan = self._plans.get(key)
@@ -180,6 +195,8 @@ class Recorded:
 
     def out(self, work: Work, lanes: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
         """Do ``work``, between two pieces if a plan is being recorded."""
+        if self._rehearsing and isinstance(work, OnHost):
+            raise RuntimeError("a rehearsal ends here: a host function gets no made-up numbers")
         plan = self._recording
         if plan is None:
             return [x.clone() for x in work(lanes, dims, tensors)]
@@ -194,6 +211,11 @@ class Recorded:
 
     def run(self, job: Job) -> list[Tensor]:
         """Return the carry after each lane's own number of steps, as views of a program's buffers."""
+        if self._rehearsing:
+            program = _Program(job, len(job.carry[0]), job.most, self._steps)
+            program.load(job, len(job.carry[0]))
+            program.try_out(len(job.carry[0]))
+            return program.carry
         shapes = tuple((x.shape[1:], x.dtype) for x in job.carry)
         given = tuple(
             (x.shape if same else x.shape[1:] if i >= job.timed else x.shape[2:], x.dtype, same)
@@ -343,10 +365,13 @@ class _Program:
         inputs = [x if same else x[:lanes] for x, same in zip(self._inputs, self._shared, strict=True)]
         return [x[:lanes] for x in self.carry], inputs
 
-    def _record(self, lanes: int) -> None:
+    def try_out(self, lanes: int) -> None:
+        """Take a step and forget it. That loads kernels and libraries, which cannot be done in a recording."""
         carry, inputs = self._view(lanes)
-        # Loads kernels and libraries, which cannot be recorded.
         self._advance([x.clone() for x in carry], inputs, self._t, True)
+
+    def _record(self, lanes: int) -> None:
+        self.try_out(lanes)
         try:
             self._memory.start()
             self._once(lanes)

@@ -296,11 +296,18 @@ class _Out(torch.autograd.Function):
 
 def host(out: Out, fn: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Leave vmap and call ``fn`` with each tensor stacked: (lanes, ...)."""
+    return step_out(out, OnHost(fn), tensors)
 
-    def work(lanes: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-        return list(fn(*(stacked(lanes, dim, t) for dim, t in zip(dims, tensors, strict=True))))
 
-    return step_out(out, work, tensors)
+@dataclass(frozen=True)
+class OnHost:
+    """The work of a host function, which a runner can tell from a loop."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, lanes: int, dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Call the function with each tensor stacked."""
+        return list(self.fn(*(stacked(lanes, dim, t) for dim, t in zip(dims, tensors, strict=True))))
 
 
 def stacked(lanes: int, dim: int | None, tensor: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bespoke.gpu.launching import launch
+
 _HALVES_TO_EVEN = tl.constexpr(6755399441055744.0)  # 1.5 * 2**52: adding and subtracting it rounds a float64
 
 
@@ -68,9 +70,10 @@ def jitter(x: Tensor, amounts: Tensor, order: Tensor, grey: tuple[float, float, 
     """Change the colours of x (K, B, 3, H, W) float32 by amounts (K, 4), in the order (K, 4): the same shape."""
     x, amounts, order = x.contiguous(), amounts.contiguous(), order.contiguous()
     y, pixels = torch.empty_like(x), x.shape[3] * x.shape[4]
-    _jitter[(x.shape[0] * x.shape[1],)](
-        x, y, amounts, order, x.shape[1], pixels, *grey, BLOCK=triton.next_power_of_2(pixels)
-    )
+    launch(
+        _jitter, (x.shape[0] * x.shape[1],), [y],
+        x, y, amounts, order, x.shape[1], pixels, *grey, BLOCK=triton.next_power_of_2(pixels),
+    )  # fmt: skip
     return y
 
 
@@ -114,7 +117,8 @@ def move(x: Tensor, moves: Tensor, fill: Tensor) -> Tensor:
     x, moves, fill = x.contiguous(), moves.contiguous(), fill.contiguous()
     clients, batch, channels, height, width = x.shape
     y = torch.empty_like(x)
-    _move[(clients * batch,)](
-        x, y, moves, fill, batch, C=channels, H=height, W=width, BLOCK=triton.next_power_of_2(height * width)
-    )
+    launch(
+        _move, (clients * batch,), [y],
+        x, y, moves, fill, batch, C=channels, H=height, W=width, BLOCK=triton.next_power_of_2(height * width),
+    )  # fmt: skip
     return y

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bespoke.gpu.fast_layers import Conv, Pool
+from bespoke.gpu.launching import launch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
 _PROGRAMS = 528  # to keep 132 multiprocessors busy with a few each
@@ -605,7 +606,7 @@ def pack_weight(w: Tensor, dtype: torch.dtype) -> Tensor:
     packed = w.new_empty((clients, taps, cp, outp), dtype=dtype)
     bj, bn = _power(taps * cp, high=64), _power(outp, high=64)
     grid = (triton.cdiv(taps * cp, bj), triton.cdiv(outp, bn), clients)
-    _pack_weight[grid](w, packed, w.stride(0), channels, outputs, taps, cp, outp, bj, bn)
+    launch(_pack_weight, grid, [packed], w, packed, w.stride(0), channels, outputs, taps, cp, outp, bj, bn)
     return packed
 
 
@@ -619,7 +620,7 @@ def pack_maps(x: Tensor, dtype: torch.dtype) -> Tensor | None:
     pixels, cb = batch * height * width, _power(cp, low=4)
     bm = max(16, 2048 // cb)
     grid = (triton.cdiv(pixels, bm), clients)
-    _pack_maps[grid](x, packed, *x.stride(), pixels, height, width, channels, cp, cb, bm)
+    launch(_pack_maps, grid, [packed], x, packed, *x.stride(), pixels, height, width, channels, cp, cb, bm)
     return packed
 
 
@@ -636,7 +637,8 @@ def forward(
     code = torch.empty_like(y, dtype=torch.uint8) if conv.pooled else None
     blocks = blocks or choose_blocks("forward", conv, rows, outputs, _depth(weight, conv), cp)
     grid = (triton.cdiv(rows, blocks.rows), triton.cdiv(_power(outputs), blocks.columns), clients)
-    _forward[grid](
+    launch(
+        _forward, grid, [y, code],
         maps, packed, bias, y, code, maps.stride(0), 0 if bias is None else bias.stride(0), conv.slope, rows,
         H=height, W=width, OH=oh, OW=ow, C=cp, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
@@ -659,7 +661,8 @@ def weight_gradient(
     splits = triton.cdiv(rows, rows_each)
     parts = maps.new_empty((clients, splits, 4 if conv.pooled else 1, depth, outp), dtype=torch.float32)
     bias_parts = maps.new_empty((clients, splits, outp), dtype=torch.float32) if conv.pooled else None
-    _weight_gradient[tiles, splits, clients](
+    launch(
+        _weight_gradient, (tiles, splits, clients), [],
         maps, dy, code, parts, bias_parts, maps.stride(0), conv.slope, splits, rows, rows_each,
         H=height, W=width, OH=oh, OW=ow, C=cp, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
@@ -668,7 +671,10 @@ def weight_gradient(
     places = channels * kh * kw
     bj, bn = _power(places, high=64), _power(outp, high=32)
     grid = (triton.cdiv(places, bj), triton.cdiv(outp, bn), clients)
-    _sum_parts[grid](parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn)
+    launch(
+        _sum_parts, grid, [dw, db],
+        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn,
+    )  # fmt: skip
     return dw, db
 
 
@@ -692,7 +698,8 @@ def input_gradient(
     columns = step * step * cb
     blocks = blocks or choose_blocks("input", conv, rows, columns, outputs, channels)
     grid = (triton.cdiv(rows, blocks.rows), triton.cdiv(columns, blocks.columns), clients)
-    _input_gradient[grid](
+    launch(
+        _input_gradient, grid, [dx],
         dy, code, packed, dx, conv.slope, rows, H=height, W=width, OH=oh, OW=ow, JH=jh, JW=jw,
         C=channels, CP=packed.shape[2], CB=cb, **_constants(weight, conv), **_cut(blocks),
     )  # fmt: skip
@@ -723,7 +730,8 @@ def norm(
     mean, rate = maps.new_empty((2, *maps.shape[:2], maps.shape[4]), dtype=torch.float32)
     grid, constants = _norm_cut(maps, groups, 4096)
     warps = min(8, max(2, constants["BP"] * constants["BC"] // 4096))
-    _norm[grid](
+    launch(
+        _norm, grid, [y, mean, rate],
         maps, residual, scale, shift, y, mean, rate, scale.stride(0), shift.stride(0), eps, maps.shape[1],
         maps.shape[2] * maps.shape[3], RELU=relu, ADD=residual is not None, num_warps=warps, **constants,
     )  # fmt: skip
@@ -749,7 +757,8 @@ def norm_gradient(
     grid, constants = _norm_cut(maps, groups, 2048)
     part = constants["BP"] if constants["BP"] * constants["BC"] <= 8192 else 8192 // constants["BC"]
     warps = min(8, max(2, part * constants["BC"] // 1024))
-    _norm_gradient[grid](
+    launch(
+        _norm_gradient, grid, [dx, dresidual, sums],
         dy, maps, y, scale, shift, mean, rate, dx, dresidual, sums[0], sums[1], scale.stride(0), shift.stride(0),
         maps.shape[1], maps.shape[2] * maps.shape[3], RELU=relu, ADD=y is not None, PART=part, num_warps=warps,
         **constants,
@@ -765,7 +774,10 @@ def max_pool(maps: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
     y = maps.new_empty((clients, batch, oh, ow, channels))
     code = torch.empty_like(y, dtype=torch.uint8)
     grid, constants = _pool_cut(batch * oh * ow, channels, clients, pool)
-    _max_pool[grid](maps, y, code, batch * oh * ow, maps[0].numel(), H=height, W=width, OH=oh, OW=ow, **constants)
+    launch(
+        _max_pool, grid, [y, code],
+        maps, y, code, batch * oh * ow, maps[0].numel(), H=height, W=width, OH=oh, OW=ow, **constants,
+    )  # fmt: skip
     return y, code
 
 
@@ -776,7 +788,10 @@ def max_pool_gradient(dy: Tensor, code: Tensor, pool: Pool, sides: tuple[int, in
     dx = dy.new_empty((clients, batch, height, width, channels))
     pixels = batch * height * width
     grid, constants = _pool_cut(pixels, channels, clients, pool)
-    _max_pool_gradient[grid](dy, code, dx, pixels, dy[0].numel(), H=height, W=width, OH=oh, OW=ow, **constants)
+    launch(
+        _max_pool_gradient, grid, [dx],
+        dy, code, dx, pixels, dy[0].numel(), H=height, W=width, OH=oh, OW=ow, **constants,
+    )  # fmt: skip
     return dx
 
 

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bespoke.gpu.launching import launch
+
 _BLOCK = 1024
 _LEAVES = 16  # updated by one launch
 _ROWS, _NUMBERS = 64, 8192  # of logits that a program holds at once, at most
@@ -70,7 +72,8 @@ def threefry(first: Tensor, second: Tensor, counter: Tensor) -> Tensor:
     sizes = (1,) * missing + tuple(shape)
     strides = [(0,) * missing + t.stride() for t in words[1:]]
     total = out.numel() // 2
-    _threefry[(triton.cdiv(total, _BLOCK),)](*words, out, total, *sizes[1:], *strides[0], *strides[1], _BLOCK)
+    grid = (triton.cdiv(total, _BLOCK),)
+    launch(_threefry, grid, [out], *words, out, total, *sizes[1:], *strides[0], *strides[1], _BLOCK)
     return out
 
 
@@ -91,7 +94,7 @@ def take_scaled(x: Tensor, rows: Tensor) -> Tensor:
     size = x[0].numel()
     x, rows = x.contiguous(), rows.contiguous()
     out = x.new_empty((*rows.shape, *x.shape[1:]), dtype=torch.float32)
-    _take_scaled[rows.numel(), triton.cdiv(size, _BLOCK)](x, rows, out, size, _BLOCK)
+    launch(_take_scaled, (rows.numel(), triton.cdiv(size, _BLOCK)), [out], x, rows, out, size, _BLOCK)
     return out
 
 
@@ -136,7 +139,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> tuple[Tensor,
     loss, slope = logits.new_empty(clients), torch.empty_like(logits)
     columns = triton.next_power_of_2(classes)
     block = max(1, min(_ROWS, triton.next_power_of_2(rows), _NUMBERS // columns))
-    _cross_entropy[(clients,)](logits, labels, mask, loss, slope, rows, classes, columns, block)
+    launch(
+        _cross_entropy, (clients,), [loss, slope],
+        logits, labels, mask, loss, slope, rows, classes, columns, block,
+    )  # fmt: skip
     return loss, slope
 
 
@@ -192,7 +198,9 @@ def sgd_update(
         leaves, slopes, kept = params[part], [g.contiguous() for g in grads[part]], (moments or params)[part]
         _check_pieces(*leaves, *slopes, *kept)
         sizes = [p[0].numel() for p in leaves]
-        _sgd[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
+        grid = (sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0]))
+        launch(
+            _sgd, grid, [],
             tuple(leaves), tuple(slopes), tuple(kept), tuple(sizes), *_pointers(rates[part]), active,
             weight_decay, momentum, LEAVES=len(leaves), DECAY=weight_decay != 0, MOMENTUM=moments is not None,
             MASKED=active is not None, BLOCK=_BLOCK,
@@ -258,7 +266,9 @@ def adam_update(
         means, squares = moments["m"][part], moments["v"][part]
         _check_pieces(*leaves, *slopes, *means, *squares, steps)
         sizes = [p[0].numel() for p in leaves]
-        _adam[sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0])](
+        grid = (sum(triton.cdiv(size, _BLOCK) for size in sizes), len(leaves[0]))
+        launch(
+            _adam, grid, [],
             tuple(leaves), tuple(slopes), tuple(means), tuple(squares), tuple(sizes),
             *_pointers(rates[part]), steps, active, weight_decay, *decays[0], *decays[1], LEAVES=len(leaves),
             DECAY=weight_decay != 0, APART=decay_apart, MASKED=active is not None, BLOCK=_BLOCK,

@@ -1,0 +1,89 @@
+"""How kernels are launched, and how those that some work needs are compiled beforehand, many at once.
+
+Triton compiles a kernel, and C code to launch it, when it is first launched: one after another, on one core. In a
+*rehearsal* of some work a launch only asks for its kernel, and a pool of threads compiles what was asked for; nearly
+all of that happens outside Python's lock. What a kernel would have computed is zero in a rehearsal: numbers that could
+come from any kernel, and so are harmless as indices too.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextvars import Context, copy_context
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke.gpu.step import has_triton
+
+# By stream, since work on other streams goes on. Autograd's own threads use the stream of the forward pass, but know
+# nothing of the context in which Triton looks for the pool of compilers: it is kept here for them.
+_rehearsals: dict[Any, Context] = {}
+
+
+def launch(kernel: Any, grid: Sequence[int], results: Sequence[Tensor | None], *args: Any, **constants: Any) -> None:
+    """Run a kernel; in a rehearsal, ask for it, and fill with zeros its ``results``, tensors made for it to fill."""
+    context = _rehearsals.get(_here()) if _rehearsals else None
+    if context is None:
+        kernel[grid](*args, **constants)
+        return
+    context.run(kernel.warmup, *args, grid=grid, **constants)
+    for result in results:
+        if result is not None:
+            result.zero_()
+
+
+def rehearse(work: Callable[[], object]) -> None:
+    """Do ``work`` on the current stream without launching kernels, and compile those that it asks for.
+
+    ``work`` may change nothing, and an error in it only ends the rehearsal: the work itself will show it, also that
+    there is too little memory.
+    """
+    mode = _compile_mode()
+    if mode is None:
+        return
+    here = _here()
+    compilers = _Compilers(len(os.sched_getaffinity(0)), "compile", torch.cuda.set_stream, (here,))
+    with compilers, mode(compilers, ignore_errors=True):  # which waits for all of them
+        _rehearsals[here] = copy_context()
+        try:
+            with contextlib.suppress(Exception):
+                work()
+        except BaseException:  # the user wants to stop
+            compilers.wanted = False
+            raise
+        finally:
+            del _rehearsals[here]
+
+
+def _compile_mode() -> Any:
+    """Return Triton's mode in which an executor compiles, or None if this Triton has none."""
+    if not has_triton():
+        return None
+    import triton
+
+    return getattr(triton, "AsyncCompileMode", None)
+
+
+def _here() -> Any:
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+
+
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile kernels until they are ready to be launched, as long as that is wanted."""
+
+    wanted = True
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Compile a kernel by ``fn``, then what launches it."""
+
+        def ready() -> Any:
+            if not self.wanted:  # a future that was cancelled would be waited for in vain
+                raise CancelledError
+            kernel = fn(*args, **kwargs)
+            _ = kernel.run  # compiles the C code, and loads both
+            return kernel
+
+        return super().submit(ready)
