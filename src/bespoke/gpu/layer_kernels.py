@@ -400,11 +400,13 @@ def _input_gradient(
 def _total(per_channel, GROUP: tl.constexpr, BC: tl.constexpr):
     """Sum over groups: (BC,) -> (BC,), each channel with its group's sum."""
     if GROUP == 1:
-        return per_channel
-    if GROUP >= BC or BC % GROUP != 0:  # one group, perhaps padded
-        return tl.zeros_like(per_channel) + tl.sum(per_channel, 0)
-    sums = tl.sum(tl.reshape(per_channel, (BC // GROUP, GROUP)), 1)
-    return tl.reshape(tl.broadcast_to(sums[:, None], (BC // GROUP, GROUP)), (BC,))
+        total = per_channel
+    elif GROUP >= BC or BC % GROUP != 0:  # one group, perhaps padded
+        total = tl.zeros_like(per_channel) + tl.sum(per_channel, 0)
+    else:
+        sums = tl.sum(tl.reshape(per_channel, (BC // GROUP, GROUP)), 1)
+        total = tl.reshape(tl.broadcast_to(sums[:, None], (BC // GROUP, GROUP)), (BC,))
+    return total
 
 
 @triton.jit(do_not_specialize=["batch", "pixels"])
