@@ -109,8 +109,10 @@ def pool_of(
             "number the classes from 0 and give the right num_classes"
         )
     for name, values in (("x", x), ("y", y)):
+        if values.dtype.kind != "f":
+            continue
         sound = (np.abs(values) <= _LARGEST).reshape(len(values), -1).all(axis=1)
-        if values.dtype.kind == "f" and not sound.all():
+        if not sound.all():
             raise UserError(
                 f"{holder(int(np.argmin(sound)))} has NaN, infinity or a number beyond float32 in {name}: "
                 "fix or remove such rows"
