@@ -67,6 +67,12 @@ def child(method: str, began: float, seed: int, precision: str, overrides: list[
     )
 
 
+def environment() -> dict[str, str]:
+    """Return variables that let Python cache compiled modules, also where packages cannot be written to."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {"PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir()) / "bespoke-pycache")} | kept
+
+
 def measure(
     method: str, seed: int, precision: str, overrides: list[str], cache: str | None, file: str = EXPERIMENT
 ) -> dict[str, Any]:
@@ -75,13 +81,9 @@ def measure(
     command += ["--experiment", file]
     for override in overrides:
         command += ["--set", override]
-    environment = dict(os.environ)  # Python's own cache of compiled modules, also where packages cannot be written to
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    environment.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / "bespoke-pycache"))
-    if cache is not None:
-        environment["TRITON_CACHE_DIR"] = cache
+    own = {} if cache is None else {"TRITON_CACHE_DIR": cache}
     begin = ["--began", repr(time.time())]
-    done = subprocess.run([*command, *begin], capture_output=True, text=True, env=environment)
+    done = subprocess.run([*command, *begin], capture_output=True, text=True, env=environment() | own)
     if done.returncode:
         raise SystemExit(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -133,6 +135,13 @@ def main() -> int:
         child(chosen.child, chosen.began, seeds[0], chosen.precision, chosen.set, chosen.experiment)
         return 0
     report.needs_cuda()
+    # Python's modules and torch's libraries are read from the disk once, so that a first run differs by its kernels.
+    once = [
+        sys.executable,
+        "-c",
+        "import bespoke.runs.api, triton, torch; torch.ones(9, 9).cuda() @ torch.ones(9).cuda()",
+    ]
+    subprocess.run(once, env=environment(), check=True)
     runs = []
     for precision, method, seed in itertools.product(chosen.precision.split(","), chosen.methods.split(","), seeds):
         with tempfile.TemporaryDirectory() as folder:

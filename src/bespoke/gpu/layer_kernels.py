@@ -291,9 +291,9 @@ def _weight_gradient(
 @triton.jit(do_not_specialize=["splits"])
 def _sum_parts(
     parts, bias_parts, dw, db, splits, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Sum the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
+    """Sum the parts of a weight gradient, BS at a time: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -305,18 +305,23 @@ def _sum_parts(
     inside = (j < C * KH * KW)[:, None] & (n < OUTP)[None, :]
     total = tl.zeros((BJ, BN), tl.float32)
     parts += client * splits * (WINDOW * SIZE)
-    for split in range(splits):
+    for first in range(0, splits, BS):
+        split = first + tl.arange(0, BS)
+        live = (split < splits)[:, None, None] & inside[None, :, :]
         for q in tl.static_range(WINDOW):
             row = ((u + q // 2) * WIDTH + v + q % 2) * CP + c
-            place = parts + (split * WINDOW + q) * SIZE + row[:, None] * OUTP + n[None, :]
-            total += tl.load(place, mask=inside, other=0.0)
+            place = ((split * WINDOW + q) * SIZE)[:, None, None] + (row[:, None] * OUTP + n[None, :])[None, :, :]
+            total += tl.sum(tl.load(parts + place, mask=live, other=0.0), 0)
     place = dw + client * (OUT * C * KH * KW) + n[:, None] * (C * KH * KW) + j[None, :]
     tl.store(place, tl.trans(total), mask=(n < OUT)[:, None] & (j < C * KH * KW)[None, :])
     if POOL:  # noqa: SIM102 - decided when compiling
         if tl.program_id(0) == 0:
             bias = tl.zeros((BN,), tl.float32)
-            for split in range(splits):
-                bias += tl.load(bias_parts + (client * splits + split) * OUTP + n, mask=n < OUTP, other=0.0)
+            for first in range(0, splits, BS):
+                split = first + tl.arange(0, BS)
+                place = (client * splits + split)[:, None] * OUTP + n[None, :]
+                live = (split < splits)[:, None] & (n < OUTP)[None, :]
+                bias += tl.sum(tl.load(bias_parts + place, mask=live, other=0.0), 0)
             tl.store(db + client * OUT + n, bias, mask=n < OUT)
 
 
@@ -671,11 +676,13 @@ def weight_gradient(
     dw = parts.new_empty((clients, *weight))
     db = parts.new_empty((clients, outputs)) if conv.pooled else None
     places = channels * kh * kw
-    bj, bn = _power(places, high=64), _power(outp, high=32)
+    # A small layer has many parts where there are few clients: they are summed several at a time.
+    bs = 8 if tiles <= 8 else 1
+    bj, bn = _power(places, high=16 if bs > 1 else 64), _power(outp, high=32)
     grid = (triton.cdiv(places, bj), triton.cdiv(outp, bn), clients)
     launch(
         _sum_parts, grid, [dw, db],
-        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn,
+        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BS=bs, BJ=bj, BN=bn,
     )  # fmt: skip
     return dw, db
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -61,7 +62,7 @@ def _threefry(first, second, counter, out, total, n1, n2, n3, s0, s1, s2, s3, t0
 
 def threefry(first: Tensor, second: Tensor, counter: Tensor) -> Tensor:
     """Compute Threefry-2x32-20 of keys' words and counters, int64 that broadcast: (..., 2) words of 32 bits."""
-    shape = torch.broadcast_shapes(first.shape, counter.shape)
+    shape = np.broadcast_shapes(first.shape, counter.shape)  # torch's own imports sympy, which takes half a second
     out = first.new_empty((*shape, 2))
     words = [t.expand(shape) for t in (first, second, counter)]
     if len(shape) > 4:

@@ -23,6 +23,7 @@ from bespoke.core.tree import Tree
 from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError, shown
+from bespoke.gpu.launching import rehearse
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
 from bespoke.models.text import check_tokens
@@ -146,12 +147,19 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
     if experiment.evaluation.clients == "new" and pool.total_clients == pool.num_clients:
         raise UserError('[evaluation] clients = "new", but there are no new clients: set [data] new_clients')
     check_tokens(task.constants(), pool.x)
-    rows = pool.train.client(0)[:4]
+    # On CUDA a whole minibatch, so that the kernels which are compiled for this are those of a step.
+    rows = pool.train.client(0)[: min(experiment.training.batch, 256) if task.device.type == "cuda" else 4]
     targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
-    x = ready(pool, task, pool.x[rows])
-    if x.is_floating_point():  # of moderate size: this is about the model, not about a client's units
-        x = x / x.abs().amax().clamp(min=1.0)
-    task.check(x, targets)
+
+    def check() -> None:
+        x = ready(pool, task, pool.x[rows])
+        if x.is_floating_point():  # of moderate size: this is about the model, not about a client's units
+            x = x / x.abs().amax().clamp(min=1.0)
+        task.check(x, targets)
+
+    if task.device.type == "cuda":
+        rehearse(check)
+    check()
 
 
 def assemble(experiment: Experiment, parts: Built, backend: str, states: str, notes: Sequence[str] = ()) -> Federation:

@@ -7,7 +7,9 @@ Keys, cohorts and stored states go by a client's place, so a run continues only 
 import hashlib
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from bespoke.records import FEDERATION, ROUNDS, RunFolder, Sound, is_count, is_l
 from bespoke.runs.folder import ELSEWHERE
 
 PIECE = 2**24  # bytes of rows gathered at once
+THREADS = 8  # that hash
 
 _SIZES = ("train", "val", "test")
 _LISTS: dict[str, Sound] = {  # with an entry for each client
@@ -60,7 +63,8 @@ def _weights_hash(params: Tree) -> str:
 def content_hashes(pool: FederatedData) -> list[str]:
     """Return a hash of each client's x and y of its train, validation and test rows, in order, and its constants.
 
-    Rows are gathered in pieces of 16 MiB, so memory stays bounded whatever the clients' sizes.
+    Some threads share the clients. Each gathers rows in pieces of 16 MiB, so memory stays bounded whatever the clients'
+    sizes.
     """
     splits = [getattr(pool, name) for name in _SIZES]
     counts = np.array([rows.sizes for rows in splits], dtype=np.int64)  # (3, clients)
@@ -70,18 +74,28 @@ def content_hashes(pool: FederatedData) -> list[str]:
     kinds = [(name, str(leaf.dtype), list(leaf.shape[1:])) for name, leaf in tree.flatten(pool.extra).items()]
     kind = repr([str(pool.x.dtype), list(pool.x.shape[1:]), str(pool.y.dtype), list(pool.y.shape[1:]), kinds]).encode()
     step = max(1, PIECE // max(1, sum(math.prod(t.shape[1:]) * t.element_size() for t in (pool.x, pool.y))))
-    pieces, piece = _pieces(pool, order, step), np.empty((0, 0), dtype=np.uint8)
-    found = []
-    for client, rows in enumerate(counts.sum(axis=0).tolist()):
-        digest = hashlib.blake2b(kind + counts[:, client].tobytes(), digest_size=16)
-        for constants in extra.values():
-            digest.update(constants[client].data)
-        while rows:
-            piece = piece if len(piece) else next(pieces)
-            digest.update(piece[:rows].data)
-            rows, piece = max(0, rows - len(piece)), piece[rows:]
-        found.append(digest.hexdigest())
-    return found
+    totals = counts.sum(axis=0)
+    ends = np.cumsum(totals)
+
+    def hashes(clients: "np.ndarray[Any, Any]") -> list[str]:
+        first, last = clients[0], clients[-1]
+        pieces = _pieces(pool, order[ends[first] - totals[first] : ends[last]], step)
+        piece, found = np.empty((0, 0), dtype=np.uint8), []
+        for client in clients:
+            digest, rows = hashlib.blake2b(kind + counts[:, client].tobytes(), digest_size=16), int(totals[client])
+            for constants in extra.values():
+                digest.update(constants[client].data)
+            while rows:
+                piece = piece if len(piece) else next(pieces)
+                digest.update(piece[:rows].data)
+                rows, piece = max(0, rows - len(piece)), piece[rows:]
+            found.append(digest.hexdigest())
+        return found
+
+    threads = min(THREADS, os.cpu_count() or 1, pool.total_clients)
+    shares = np.array_split(np.arange(pool.total_clients), threads)
+    with ThreadPoolExecutor(threads) as workers:
+        return [digest for share in workers.map(hashes, shares) for digest in share]
 
 
 def _pieces(pool: FederatedData, order: Tensor, step: int) -> "Iterator[np.ndarray[Any, Any]]":
