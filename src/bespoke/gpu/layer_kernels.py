@@ -319,9 +319,9 @@ def _sum_parts(
             bias = tl.zeros((BN,), tl.float32)
             for first in range(0, splits, BS):
                 split = first + tl.arange(0, BS)
-                place = (client * splits + split)[:, None] * OUTP + n[None, :]
-                live = (split < splits)[:, None] & (n < OUTP)[None, :]
-                bias += tl.sum(tl.load(bias_parts + place, mask=live, other=0.0), 0)
+                source = bias_parts + (client * splits + split)[:, None] * OUTP + n[None, :]
+                known = (split < splits)[:, None] & (n < OUTP)[None, :]
+                bias += tl.sum(tl.load(source, mask=known, other=0.0), 0)
             tl.store(db + client * OUT + n, bias, mask=n < OUT)
 
 
