@@ -137,20 +137,19 @@ def test_recorded_equals_eager_for_other_optimisers_and_nets(name, precision):
     assert counts == eager_counts
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "WRN-16-2", "ResNet-18"])
 def test_a_cohort_at_once_trains_as_one_after_another(name, monkeypatch):
-    """In float32 on CUDA, where the optimiser of a cohort is a kernel; a net's own sums may be in another order."""
+    """In float32 on CUDA, where a cohort's optimiser is a kernel; few steps, since deep nets double every rounding."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     training, model = OTHERS[name]
-    training = replace(training, rounds=2)
-    method = FedPCE() if "FedPCE" in name else FedAvg()
-    start = tree.map(torch.clone, played(method, "fp32", replace(training, rounds=1, lr=1e-12), model)[0])
-    alone, together = (
-        played(method, "fp32", training, model, backend)[0] for backend in (SequentialClients, BatchedClients)
+    training = replace(training, rounds=1, steps=3)
+    start, alone, together = (
+        played(FedAvg(), "fp32", replace(training, lr=lr), model, backend)[0]
+        for lr, backend in ((1e-12, BatchedClients), (1e-3, SequentialClients), (1e-3, BatchedClients))
     )
     moved = sum((a - b).square().sum() for a, b in zip(tree.leaves(alone), tree.leaves(start), strict=True)).sqrt()
     apart = sum((a - b).square().sum() for a, b in zip(tree.leaves(alone), tree.leaves(together), strict=True)).sqrt()
-    assert moved > 0 and apart < 0.02 * moved, (moved.item(), apart.item())
+    assert moved > 1e-3 and apart < 0.01 * moved, (moved.item(), apart.item())
 
 
 def adapted(method, adapt_rounds, graphs=True):
