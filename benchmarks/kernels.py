@@ -30,7 +30,10 @@ from bespoke import DataSettings, Experiment, ModelSettings, Training
 from bespoke.algorithms import ALGORITHMS
 from bespoke.clients import BatchedClients
 from bespoke.core import objective, rng
+from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree, leaves
+from bespoke.data import federate_data
+from bespoke.data.images import augment, degrade
 from bespoke.engine import optim, rows
 from bespoke.errors import reason
 from bespoke.gpu import step
@@ -64,6 +67,11 @@ def plain_norm(self: layers.GroupNorm, input: Tensor, residual: Tensor | None = 
     return F.relu(out) if self.relu else out
 
 
+def plain_pool(self: layers.MaxPool2d, input: Tensor) -> Tensor:
+    """Take the largest of each window by torch."""
+    return F.max_pool2d(input, *self.pool)
+
+
 def without_kernels(**changed: Any) -> SimpleNamespace:
     """Return a stand-in for the module ``step``."""
     return SimpleNamespace(**(vars(step) | changed))
@@ -85,10 +93,13 @@ OFF: dict[str, list[tuple[Any, str, Any]]] = {
     "conv_stage": [NO_STAGE, PLAIN_CONV],
     "conv2d": [PLAIN_CONV],
     "norm": [PLAIN_NORM],
+    "max_pool": [(layers.MaxPool2d, "forward", plain_pool)],
+    "jitter": [(degrade, "usable", lambda _: False)],
+    "move": [(augment, "usable", lambda _: False)],
     "conv_stage, but not conv2d": [NO_STAGE],
     "conv2d and norm": [PLAIN_CONV, PLAIN_NORM],
 }
-KERNELS = tuple(OFF)[:8]  # the others say more, and are not judged
+KERNELS = tuple(OFF)[:11]  # the others say more, and are not judged
 
 
 @contextlib.contextmanager
@@ -114,6 +125,7 @@ class Workload:
     training: Training
     kernels: tuple[str, ...]
     run: Callable[[int], Experiment] | None = None  # a whole run of it with so many rounds
+    pool: Callable[[int, int], FederatedData] = images  # of so many clients and rows each
 
     @property
     def steps(self) -> int:
@@ -125,6 +137,15 @@ def paper_run(rounds: int) -> Experiment:
     """Return pFedFDA's CIFAR-10 run of FedAvg, on random rows."""
     data = ["data.name=random", "data.like=cifar10", "data.rows=60000"]
     return load("pfedfda/cifar10_dir0.5", "fedavg", [*data, f"training.rounds={rounds}"])[0]
+
+
+def augmented(clients: int, rows: int) -> FederatedData:
+    """Return random images, degraded and augmented at every access as in FedPCE's run."""
+    changed = {"degrade": "fedpce", "augment": "fedpce", "normalise": "cifar"}
+    split = {"pool": "train+test", "partition": "degradations", "clients": clients, "test": 0.2, "min_rows": 1}
+    return federate_data(
+        DataSettings("random", like="cifar10", rows=5 * clients * rows // 4, **split, **changed), seed=0
+    )
 
 
 CROSS_DEVICE = ModelSettings("cnn", width=32, hidden=512, dropout=0.5)
@@ -177,8 +198,9 @@ WORKLOADS = {
             ModelSettings("fedpce_resnet18"),
             24,
             320,
-            Training(epochs=1, batch=64, lr=1e-3, optimizer="adam"),
-            ("adam_update", *DEEP),
+            Training(steps=5, batch=64, lr=1e-3, optimizer="adam"),
+            ("adam_update", *DEEP, "max_pool", "jitter", "move"),
+            pool=augmented,
         ),
     )
 }
@@ -186,7 +208,7 @@ WORKLOADS = {
 
 def step_ms(workload: Workload, device: str, repeats: int) -> tuple[float, Tree, list[str]]:
     """Return the milliseconds of a step, the mean model after a round, and the notes."""
-    pool = images(workload.clients, workload.rows)
+    pool = workload.pool(workload.clients, workload.rows)
     precision = "bf16" if device == "cuda" else "fp32"
     task = build_task(workload.model, (3, 32, 32), 10, device, precision=precision)
     params = task.init(rng.key(0))
@@ -264,8 +286,8 @@ def idle(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def tiny(workload: Workload) -> Workload:
-    """Return a round of two steps of three clients."""
-    return dataclasses.replace(workload, clients=3, rows=8, training=dataclasses.replace(workload.training, batch=4))
+    """Return a round of few steps of six clients."""
+    return dataclasses.replace(workload, clients=6, rows=20, training=dataclasses.replace(workload.training, batch=4))
 
 
 def main() -> int:

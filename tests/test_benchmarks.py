@@ -46,11 +46,14 @@ def test_every_script_loads_on_a_machine_without_a_gpu(name):
     [
         "cohort_step",
         "cross_device",
+        "deep_nets",
+        "deep_runs",
         "kernels",
         "packing",
         "paper_run",
         "side_by_side",
         "small_batches",
+        "table_time",
     ],
 )
 def test_a_script_that_needs_a_gpu_says_so_in_one_sentence(name, monkeypatch):
@@ -139,7 +142,8 @@ def test_the_phases_of_the_papers_run_add_up_to_what_is_stored():
     for run in runs:
         seconds = run["seconds"]
         parts = sum(value for phase, value in seconds.items() if phase != "total")
-        assert parts == pytest.approx(seconds["total"], abs=0.1)
+        outside = 0.001 * run["rounds"]  # between two rounds, and the benchmark's own callback
+        assert parts == pytest.approx(seconds["total"], abs=0.1 + outside)
     phases = {row["seconds"]: row for row in paper_run.by_phase(runs)}
     assert phases["whole run"]["pfedfda bf16 0"] == f"{runs[1]['seconds']['total']:.1f}"
     assert float(phases["more in a first run, which compiles"]["fedavg bf16 0"]) > 0
