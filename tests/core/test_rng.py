@@ -122,6 +122,14 @@ def test_bits_are_the_first_word_of_each_block():
         assert value == threefry_in_integers(key.tolist(), (counter >> 32, counter % 2**32))[0]
 
 
+def test_many_draws_at_once_are_those_of_a_few():
+    """Large arrays take another way."""
+    keys = rng.fold_in(rng.key(2**63 + 11), torch.arange(3))[:, None]
+    counters = torch.arange(5000) * (2**33 + 12345) - 7
+    few = [torch.stack(rng._draw(keys, part)) for part in counters.split(1000)]
+    assert torch.equal(torch.stack(rng._draw(keys, counters)), torch.cat(few, dim=-1))
+
+
 def test_uniform_numbers():
     u = rng.uniform(rng.key(3), (200, 500), torch.float64)
     assert u.shape == (200, 500)

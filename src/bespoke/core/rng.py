@@ -9,10 +9,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bespoke.gpu import step
+
+Array = np.ndarray[Any, Any]
 
 # The root key of a run is split once, by purpose, so that no purpose can disturb another.
 DATA, INIT, COHORT, TRAIN, EVAL, ADAPT, SERVER = range(7)
@@ -23,6 +26,7 @@ FOLDS, ALL_ROWS, SCORED, SUBSET, AUGMENTED = -1, -2, -3, -4, -5
 
 _MASK = 0xFFFFFFFF
 _PARITY = 0x1BD11BDA
+_LARGE = 2048  # numbers
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
@@ -30,14 +34,34 @@ def threefry(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Te
     """Apply the Threefry-2x32-20 block function to int64 tensors that hold 32-bit words (they broadcast)."""
     words = k0, k1, x0, x1
     if k0.device.type == "cpu":
-        # Small NumPy arrays cost a fifth of torch's; inside vmap a tensor has no array.
+        # Small NumPy arrays cost a fifth of torch's, large ones of unsigned words too; inside vmap there is no array.
         try:
             arrays = [word.numpy() for word in words]
         except RuntimeError:
             return _threefry(*words)
-        y0, y1 = _threefry(*arrays)
+        y0, y1 = (_threefry_words if x0.numel() >= _LARGE else _threefry)(*arrays)
         return torch.as_tensor(y0), torch.as_tensor(y1)
     return _threefry(*words)
+
+
+def _threefry_words(k0: Array, k1: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
+    """Do the same for int64 arrays, with 32-bit words that wrap by themselves, in place."""
+    shape = np.broadcast_shapes(k0.shape, x0.shape)
+    k0, k1, x0, x1 = (np.atleast_1d(word).astype(np.uint32) for word in (k0, k1, x0, x1))
+    ks = k0, k1, k0 ^ k1 ^ np.uint32(_PARITY)
+    x0, x1 = x0 + k0, x1 + k1
+    low = np.empty_like(x1)
+    for group in range(5):
+        for r in _ROTATIONS[group % 2]:
+            x0 += x1
+            np.right_shift(x1, 32 - r, out=low)
+            x1 <<= r
+            x1 |= low
+            x1 ^= x0
+        x0 += ks[(group + 1) % 3]
+        x1 += ks[(group + 2) % 3]
+        x1 += group + 1
+    return x0.astype(np.int64).reshape(shape), x1.astype(np.int64).reshape(shape)
 
 
 def _threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
