@@ -1,7 +1,7 @@
 """The kernels of ``bespoke.gpu.layer_kernels`` on a CUDA device: are they right, and how long do they take?
 
     python benchmarks/fast_layers.py            checks, times of each kernel, times of whole steps
-    python benchmarks/fast_layers.py --tune     times of other block sizes, the best four
+    python benchmarks/fast_layers.py --tune     times of other block sizes, the best five
     ... --only cnns | deep, --layers 64,128, --precision bf16    a part of it
 
 Checks are against torch in float64 on operands that the precision can hold, so only the kernels' own rounding remains.
@@ -225,13 +225,12 @@ def jobs(layer: Layer, precision: str) -> Iterator[Job]:
     sides = (layer.side, layer.side)
     step = 2 if layer.pooled else layer.stride
     across = (layer.side - 1 + layer.padding) // step - layer.padding // step + 1
+    padded = kernels._power(layer.channels, low=16 if step == 1 else 4)
     yield Job(
         "input",
         layer,
         lambda blocks: kernels.input_gradient(dy, code, packed, weight, conv, sides, dtype, blocks),
-        kernels.choose_blocks(
-            "input", conv, layer.batch * across**2, step**2 * layer.channels, layer.outputs, layer.channels
-        ),
+        kernels.choose_blocks("input", conv, layer.batch * across**2, step**2 * padded, layer.outputs, layer.channels),
     )
 
 
@@ -336,7 +335,7 @@ def tune(chosen: list[Layer], precision: str, share: str) -> None:
                 found = results.setdefault((layer.name, job.kind), [])
                 found.append((graph_time(partial(job.run, blocks), 3, 4) * 1e6, blocks))
         for job in () if share else tuned:
-            times = results[layer.name, job.kind]
+            times = results.get((layer.name, job.kind), [])
             best = "  ".join(f"{tuple(b)} {t:.1f}" for t, b in sorted(times)[:5])
             mine = next((f"{t:.1f}" for t, b in times if b == job.default), "does not run")
             print(f"  {layer.name:14} {job.kind:8} own {tuple(job.default or ())} {mine}   best {best}", flush=True)

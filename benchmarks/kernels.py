@@ -69,7 +69,7 @@ def plain_norm(self: layers.GroupNorm, input: Tensor, residual: Tensor | None = 
 
 def plain_pool(self: layers.MaxPool2d, input: Tensor) -> Tensor:
     """Take the largest of each window by torch."""
-    return F.max_pool2d(input, *self.pool)
+    return F.max_pool2d(input, self.kernel_size, self.stride, self.padding)
 
 
 def without_kernels(**changed: Any) -> SimpleNamespace:
@@ -78,6 +78,7 @@ def without_kernels(**changed: Any) -> SimpleNamespace:
 
 
 NOT_USABLE = without_kernels(usable=lambda *_: False)
+NO_IMAGES = SimpleNamespace(usable=lambda _: False)
 NO_STAGE = (layers, "_stage", lambda _: None)
 PLAIN_CONV = (layers.Conv2d, "forward", plain_conv)
 PLAIN_NORM = (layers.GroupNorm, "forward", plain_norm)
@@ -94,8 +95,8 @@ OFF: dict[str, list[tuple[Any, str, Any]]] = {
     "conv2d": [PLAIN_CONV],
     "norm": [PLAIN_NORM],
     "max_pool": [(layers.MaxPool2d, "forward", plain_pool)],
-    "jitter": [(degrade, "usable", lambda _: False)],
-    "move": [(augment, "usable", lambda _: False)],
+    "jitter": [(degrade, "images", NO_IMAGES)],
+    "move": [(augment, "images", NO_IMAGES)],
     "conv_stage, but not conv2d": [NO_STAGE],
     "conv2d and norm": [PLAIN_CONV, PLAIN_NORM],
 }

@@ -59,7 +59,7 @@ def child(method: str, began: float, seed: int, precision: str, overrides: list[
                 "mean": last["mean"],
                 "padding_waste": sum(waste) / len(waste),
                 "seconds": {k: round(v, 2) for k, v in laps.items()},
-                "by_round": [{k: round(v, 4) for k, v in r.items()} for r in rounds] if file != EXPERIMENT else [],
+                "by_round": [{k: round(v, 4) for k, v in r.items()} for r in rounds],
                 "device_seconds": environment["device_seconds"],
                 "notes": run.notes,
             }
@@ -148,6 +148,7 @@ def main() -> int:
             cache = None if chosen.once else folder
             cold = None if chosen.once else measure(method, seed, precision, chosen.set, cache)["seconds"]["total"]
             run = measure(method, seed, precision, chosen.set, cache)
+        del run["by_round"]
         run["compiling"] = None if cold is None else round(cold - run["seconds"]["total"], 2)
         runs.append(run)
         print(

@@ -44,6 +44,7 @@ def test_every_script_loads_on_a_machine_without_a_gpu(name):
 @pytest.mark.parametrize(
     "name",
     [
+        "adaptation",
         "cohort_step",
         "cross_device",
         "deep_nets",

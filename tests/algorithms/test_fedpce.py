@@ -103,6 +103,15 @@ def test_an_embedding_reaches_every_norm_layer():
     assert all(torch.equal(leaves[0][name], again[name]) for name in again)  # equal embeddings, equal networks
 
 
+def test_a_leafs_net_does_not_depend_on_the_trees_order():
+    """A tree from a file may come in another order."""
+    made, params, server = resnet(64)
+    state = FedPCE().client_init(made, params, torch.tensor(0))
+    other = dict(reversed(state["start"].items()))
+    one, same = (generate(server["mlp"], state["embedding"], start) for start in (state["start"], other))
+    assert list(same) == list(other) and all(torch.equal(one[name], same[name]) for name in one)
+
+
 def test_the_nets_start_at_weights_of_their_own():
     """The first layer is uniform within one over the root of its inputs, as torch's, and no two draws are the same."""
     made = FedPCE(size=4, hidden=900)

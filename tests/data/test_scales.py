@@ -6,7 +6,7 @@ from small_runs import experiment
 from toy import data_of
 
 import bespoke
-from bespoke.data import odd_scales
+from bespoke.data import odd_scales, scales
 
 LISTS = [range(10 * i, 10 * i + 10) for i in range(5)]
 Y = torch.zeros(50, dtype=torch.int64)
@@ -75,3 +75,13 @@ def test_a_run_tells_of_it():
     run = bespoke.federate(clients, model, "0", rounds=1)
     assert any("hospital 3" in note and "other units" in note for note in run.notes)
     assert bespoke.run(experiment(rounds=1)).notes == []
+
+
+def test_of_large_pictures_few_rows_are_looked_at_and_of_tables_all(monkeypatch):
+    pictures, tables = rows(1, 3, 3), rows(9)
+    for x in (pictures, tables):
+        x[16:20] *= 1e5  # client 1 from its seventh row on
+    monkeypatch.setattr(scales, "NUMBERS", 9)
+    assert odd_scales(data_of(pictures, Y, LISTS)) == []
+    (note,) = odd_scales(data_of(tables, Y, LISTS))
+    assert "client 1 (" in note

@@ -8,7 +8,7 @@ from golden.common import COHORTS, MOMENTUM, NORM, PLAIN, Case, Outcome, error, 
 def nets(mlp):
     """Each leaf's own net: this net's scale and shift have one width, so their nets are stacked."""
     ((_, stack),) = mlp.items()
-    return {name: {part: value[i] for part, value in stack.items()} for i, name in enumerate(NORM)}
+    return {name: {part: value[i] for part, value in stack.items()} for i, name in enumerate(sorted(NORM))}
 
 
 def generated(mlp, v, start):
@@ -51,7 +51,7 @@ def fedpce_gradient(p, mlp, v, start, x, y):
         }
         dv += net["w1"].T @ inner
     ((width, stack),) = mlp.items()
-    stacked = {width: {part: np.stack([mlps[name][part] for name in NORM]) for part in stack}}
+    stacked = {width: {part: np.stack([mlps[name][part] for name in sorted(NORM)]) for part in stack}}
     return {"model": model, "mlp": stacked, "embedding": dv}
 
 

@@ -442,6 +442,7 @@ def test_stage_kernels(precision, clients, batch, channels, sides, outputs, kern
         (2, 2, 64, (6, 5), 64, 3, 2, 1),
         (1, 2, 128, (4, 4), 64, 1, 2, 0),
         (2, 1, 32, (5, 5), 32, 3, 1, 1),
+        (2, 1, 16, (8, 7), 24, 3, 3, 1),
     ],
 )
 def test_convolution_kernels(precision, clients, batch, channels, sides, outputs, kernel, stride, padding):

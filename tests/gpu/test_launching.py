@@ -132,7 +132,7 @@ def test_an_error_ends_a_rehearsal_and_what_was_asked_for_is_compiled(error):
 @pytest.mark.usefixtures("stand_in")
 def test_the_wish_to_stop_ends_more_than_a_rehearsal(monkeypatch):
     """What has not been begun is not compiled."""
-    monkeypatch.setattr(launching.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(launching, "cores", lambda: 1)
     leaving.clear()
     begun, waiting = Kernel(), Kernel()
     monkeypatch.setattr(begun, "_compile", lambda: leaving.wait() and Compiled())
@@ -145,6 +145,30 @@ def test_the_wish_to_stop_ends_more_than_a_rehearsal(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         rehearse(work)
     assert waiting.compiled == [] and filled(waiting) == [7.0, 7.0]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_wish_to_stop_while_kernels_are_compiled(monkeypatch):
+    """What has not been begun is not compiled, and the next rehearsal finds nothing left of this one."""
+    monkeypatch.setattr(launching, "cores", lambda: 1)
+    leave, left = Mode.__exit__, []
+
+    def interrupted(self, *how):
+        if left:
+            return leave(self, *how)
+        left.append(self)
+        leaving.set()
+        raise KeyboardInterrupt  # and the mode stays set, as Triton's does
+
+    monkeypatch.setattr(Mode, "__exit__", interrupted)
+    leaving.clear()
+    begun, waiting = Kernel(), Kernel()
+    monkeypatch.setattr(begun, "_compile", lambda: leaving.wait() and Compiled())
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(lambda: [filled(begun), filled(waiting)])
+    assert waiting.compiled == [] and active.get() is None
+    rehearse(lambda: filled(waiting))
+    assert len(waiting.compiled) == 1
 
 
 def test_without_a_way_to_compile_there_is_no_rehearsal(monkeypatch):

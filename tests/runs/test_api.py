@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 import bespoke
 from bespoke import algorithms
-from bespoke.core import tree
+from bespoke.core import rng, tree
+from bespoke.core.task import Task
 from bespoke.errors import UserError
 from bespoke.records import RunFolder
 from bespoke.runs import api
@@ -491,3 +492,20 @@ def test_an_archive_that_unpacks_to_far_more_than_data_would_is_refused(tmp_path
     )
     with pytest.raises(UserError, match=r"c\.npz.* unpacks to more than .* bytes that are allowed"):
         bespoke.run(bespoke.Experiment(data=bespoke.DataSettings("files", f"{tmp_path}/*.npz")))
+
+
+def test_a_rehearsed_check_leaves_the_modules_buffers_alone(monkeypatch):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.head(x)
+
+    task = Task(Counting, "head", 2)
+    monkeypatch.setattr(api, "rehearse", lambda work: work())
+    api._rehearsed(lambda: task.logits(task.init(rng.key(0)), torch.zeros(3, 2)), task)
+    assert task.constants()["calls"].item() == 0.0

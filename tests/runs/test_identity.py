@@ -190,3 +190,18 @@ def test_an_empty_federation_s_rows_and_any_type_have_a_hash():
         assert len(set(identity.content_hashes(a_pool(x=torch.arange(40).reshape(10, 2, 2).to(dtype))))) == 3
     none = {"train": ([], [], []), "val": ([], [], []), "test": ([], [], [])}
     assert len(identity.content_hashes(a_pool(rows=none))) == 3
+
+
+@pytest.mark.parametrize("threads", [2, 5, 8])
+def test_threads_do_not_change_the_hashes(threads, monkeypatch):
+    draw = np.random.default_rng(0)
+    lists = [np.arange(start, stop) for start, stop in ((0, 7), (7, 8), (8, 8), (8, 31), (31, 40), (40, 60))]
+    x, y = torch.from_numpy(draw.normal(size=(60, 3)).astype(np.float32)), torch.arange(60) % 3
+    train, none = Rows.of(lists), Rows.of([[]] * 6)
+    pool = FederatedData(x, y, train, none, Rows.of([rows[:1] for rows in lists]), 3, 6, tuple("abcdef"))
+    monkeypatch.setattr(identity, "PIECE", 100)
+    found = []
+    for number in (1, threads):
+        monkeypatch.setattr(identity, "cores", lambda number=number: number)
+        found.append(identity.content_hashes(pool))
+    assert found[0] == found[1] and len(set(found[0])) == 6

@@ -123,11 +123,17 @@ def place(tmp_path):
 def test_a_sweep_starts_it_for_its_workers_alone(control, on_a_gpu, jobs, place, monkeypatch):
     control.install()
     seen = []
-    monkeypatch.setattr(sweeping, "_work", lambda state, place, *_: seen.append((place, words(control))))
+    monkeypatch.setattr(sweeping, "_work", lambda state, place, *_, alone: seen.append((alone, place, words(control))))
     assert sweeping.sweep(jobs, place, processes=2).how == "2 trainings side by side, with NVIDIA's MPS"
-    ((own, before),) = seen
-    assert own.processes == 2 and own.environment["CUDA_MPS_PIPE_DIRECTORY"] == control.told()[1][1]
+    (shared, own, before), (apart, without, after) = seen
+    assert (
+        (shared, apart) == (False, True)
+        and own.processes == 2
+        and own.environment["CUDA_MPS_PIPE_DIRECTORY"] == control.told()[1][1]
+    )
     assert before == ["get_server_list", "start"] and words(control) == [*before, "quit"]
+    # What runs alone, since its time is read, runs without.
+    assert after[-1] == "quit" and (without.processes, without.environment) == (1, {})
     control.log.unlink()
     assert sweeping.sweep([], place, processes=2).how == "" and words(control) == []  # nothing is left to run
 
@@ -135,7 +141,7 @@ def test_a_sweep_starts_it_for_its_workers_alone(control, on_a_gpu, jobs, place,
 def test_an_interrupted_sweep_leaves_no_service(control, on_a_gpu, jobs, place, monkeypatch):
     control.install()
 
-    def work(*_):
+    def work(*_, alone):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweeping, "_work", work)
@@ -160,7 +166,7 @@ def test_a_worker_takes_the_environment_of_its_place(tmp_path, monkeypatch):
 
 def test_one_training_needs_no_service(control, on_a_gpu, jobs, place, monkeypatch):
     control.install()
-    monkeypatch.setattr(sweeping, "_work", lambda *_: None)
+    monkeypatch.setattr(sweeping, "_work", lambda *_, alone: None)
     assert sweeping.sweep(jobs, place, processes=1).how == "" and words(control) == []
 
 
@@ -168,7 +174,7 @@ def test_the_command_says_once_what_runs_side_by_side(control, tmp_path, monkeyp
     """On the CPU, which needs no service."""
     control.install()
 
-    def work(state, place, clock, deadline, stopped, show):
+    def work(state, place, clock, deadline, stopped, show, alone):
         for _ in range(2):
             show(state)
         state.waiting.clear()

@@ -21,7 +21,7 @@ from bespoke.report.summary import Evaluations
 from bespoke.runs import api
 from bespoke.runs.lock import FolderLock
 from bespoke.tables import plan, reading, results, spec, worker
-from bespoke.tables.sweep import State, _heard, _longest_first, _may_start, _Worker, sweep
+from bespoke.tables.sweep import State, _heard, _longest_first, _Worker, sweep
 from bespoke.tables.worker import Place
 
 
@@ -219,10 +219,6 @@ def test_cells_whose_time_is_read_run_alone_and_say_so(tmp_path, place):
     jobs = plan.jobs(plan.chosen(table, ["fedavg"]), [0])
     waiting = _longest_first(jobs, plan.Clock())
     assert [job.alone for job in waiting] == [False, True]
-    busy = {"x": (waiting[0], 0.5)}
-    assert not _may_start(State(waiting=waiting[1:], running=busy)) and _may_start(State(waiting=waiting[1:]))
-    assert _may_start(State(waiting=waiting[:1], running=busy))
-    assert not _may_start(State(waiting=waiting[:1], running={"x": (waiting[1], 0.5)}))
     seen = []
     state = sweep(
         jobs, place, processes=3, show=lambda state: seen.append([job.alone for job, _ in state.running.values()])

@@ -118,8 +118,8 @@ class FedPCE(Algorithm):
 def by_width(norm):
     """Return the names of the norm leaves by their width; their MLPs run side by side."""
     widths = {}
-    for name, leaf in norm.items():
-        widths.setdefault(str(leaf.numel()), []).append(name)
+    for name in sorted(norm):  # whatever order the tree came in
+        widths.setdefault(str(norm[name].numel()), []).append(name)
     return widths
 
 

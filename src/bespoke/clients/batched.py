@@ -27,7 +27,7 @@ class BatchedClients(Simulated):
     after another instead; ``notes`` says so, and why.
     """
 
-    name, mapped = "batched", True
+    name, at_once = "batched", True
     chunk = 64  # clients in one mapped call; halved when memory runs out
     similar = 0.5  # a block's smallest client has at least this share of its largest client's rows
     padding = 0  # extra rows beyond a block's largest client: only costs time; for tests
@@ -167,8 +167,10 @@ class BatchedClients(Simulated):
 
     def _name_of(self, call: Call, state: Tree) -> str:
         """Return a call's name, another one for states of another form: there a method may do something else."""
+        if not call.name:
+            return ""
         forms, form = self._forms.setdefault(call.name, []), list(tree.flatten(state))
         if form not in forms:
             forms.append(form)
         number = forms.index(form) + 1
-        return call.name if number == 1 else call.name and f"{call.name} {number}"
+        return call.name if number == 1 else f"{call.name} {number}"

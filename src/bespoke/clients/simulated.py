@@ -70,7 +70,7 @@ class Simulated(ABC):
     """Clients that live in this process. A subclass only defines how to run a function over several: :meth:`_map`."""
 
     name: str
-    mapped = False  # whether several clients run at once
+    at_once = False  # whether several clients run at once
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Simulated(ABC):
     def _adapted(self, call: Call) -> Call:
         """Return a call with the clients' states after all rounds of adaptation, each of them one call."""
         with arithmetic(self.task.precision):
-            kept = {"state": self._first(call.clients, self.mapped)["state"], "moments": {}}
+            kept = {"state": self._first(call.clients, self.at_once)["state"], "moments": {}}
         adapts = type(self.algorithm).adapt is not Algorithm.adapt
         for number in range(1, self.adapt_rounds + 1) if adapts else ():
             one = replace(call, fn=Work.adapt, held_out=False, name="adapt", adapting=number, kept=kept)

@@ -7,7 +7,7 @@ from bespoke.core.data import FederatedData
 
 FAR = 100.0  # times the median client
 NEAR = 10.0  # times the median: clients whose features differ less agree on the unit
-ROWS, NUMBERS = 64, 2**15  # of a client to look at: so many rows, or at least four if they hold more numbers
+ROWS, NUMBERS = 64, 2**15  # of a client to look at: so many rows; of pictures and the like fewer, at least four
 PIECE = 2**22  # numbers squared at once
 NAMED = 5  # clients in one note
 
@@ -44,7 +44,7 @@ def _root_mean_squares(pool: FederatedData) -> Tensor:
     features, sizes = pool.x.shape[1] if pool.x.ndim == 2 else 1, torch.tensor(pool.train.sizes)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     place = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner]
-    most = min(ROWS, max(4, NUMBERS // max(1, pool.x[0].numel())))
+    most = min(ROWS, max(4, NUMBERS // max(1, pool.x[0].numel()))) if pool.x.ndim > 2 else ROWS
     chosen, owner = pool.train.index[place < most], owner[place < most]
     sums = torch.zeros(len(sizes), features, dtype=torch.float64)
     piece = max(1, PIECE // max(1, pool.x[0].numel()))

@@ -21,6 +21,7 @@ from bespoke.gpu.step import has_triton, map_lanes
 
 NO_SECOND = "this method takes second derivatives, which the fast layers do not have: use precision fp32"
 _LARGEST_GROUP = 1 << 14  # numbers
+LARGEST_WINDOW = 16  # of a max-pool, in each direction: the place in it is kept in a byte
 _OPERANDS = {"tf32": torch.float32, "bf16": torch.bfloat16}
 
 

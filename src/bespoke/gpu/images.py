@@ -6,7 +6,10 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
+from bespoke.gpu import step
 from bespoke.gpu.step import map_lanes
+
+_LARGEST = 1 << 13  # pixels of an image, which a program holds at once
 
 
 def kernels() -> ModuleType:
@@ -14,6 +17,11 @@ def kernels() -> ModuleType:
     from bespoke.gpu import image_kernels
 
     return image_kernels
+
+
+def usable(x: Tensor) -> bool:
+    """Return whether the kernels can take images x (..., H, W)."""
+    return step.usable(x) and x.shape[-2] * x.shape[-1] <= _LARGEST
 
 
 def jitter(x: Tensor, amounts: Tensor, order: Tensor, grey: tuple[float, float, float]) -> Tensor:

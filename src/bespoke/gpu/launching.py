@@ -7,7 +7,6 @@ come from any kernel, and so are harmless as indices too.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bespoke.gpu.step import has_triton
+from bespoke.machine import cores
 
 # By stream, since work on other streams goes on. Autograd's own threads use the stream of the forward pass, but know
 # nothing of the context in which Triton looks for the pool of compilers: it is kept here for them.
@@ -45,17 +45,26 @@ def rehearse(work: Callable[[], object]) -> None:
     if mode is None:
         return
     here = _here()
-    compilers = _Compilers(len(os.sched_getaffinity(0)), "compile", torch.cuda.set_stream, (here,))
-    with compilers, mode(compilers, ignore_errors=True):  # which waits for all of them
-        _rehearsals[here] = copy_context()
+    compilers = _Compilers(cores(), "compile", torch.cuda.set_stream, (here,))
+
+    def collect() -> None:
+        with mode(compilers, ignore_errors=True):  # which waits for all of them
+            _rehearsals[here] = copy_context()
+            try:
+                with contextlib.suppress(Exception):
+                    work()
+            except BaseException:  # the user wants to stop, while kernels are collected
+                compilers.wanted = False
+                raise
+            finally:
+                del _rehearsals[here]
+
+    with compilers:
         try:
-            with contextlib.suppress(Exception):
-                work()
-        except BaseException:  # the user wants to stop
+            copy_context().run(collect)  # of its own, since the mode stays set where the waiting is interrupted
+        except BaseException:  # or while they are compiled
             compilers.wanted = False
             raise
-        finally:
-            del _rehearsals[here]
 
 
 def _compile_mode() -> Any:

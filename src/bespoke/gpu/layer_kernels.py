@@ -27,6 +27,7 @@ from bespoke.gpu.launching import launch
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
 _PROGRAMS = 528  # to keep 132 multiprocessors busy with a few each
 _POOLED = 1024  # numbers of a map that a program of a max-pool computes
+_LARGEST_NORM = 1 << 15  # numbers that a program of a norm may hold for the sake of longer loads
 
 
 class Blocks(NamedTuple):
@@ -396,7 +397,8 @@ def _input_gradient(
         iy, ix = (iy + ry)[:, None], (ix + rx)[:, None]
     else:
         iy, ix = iy[:, None] + ry[None, :], ix[:, None] + rx[None, :]
-    inside = (m < rows)[:, None] & (ci < C)[None, :] & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
+    column = (ci < C) & (n0 + tl.arange(0, BN) < STEP * STEP * CB)
+    inside = (m < rows)[:, None] & column[None, :] & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
     place = client * (rows // (JH * JW)) * (H * W * C) + ((b[:, None] * H + iy) * W + ix) * C + ci[None, :]
     tl.store(dx + place, acc.to(dx.dtype.element_ty), mask=inside)
 
@@ -720,8 +722,9 @@ def _norm_cut(maps: Tensor, groups: int, most: int) -> tuple[tuple[int, int], di
     clients, batch, height, width, channels = maps.shape
     group = channels // groups
     bp = _power(height * width, low=1)
-    wide = group  # channels of a program: whole groups, if possible 64 bytes of a pixel or more
-    while group & (group - 1) == 0 and wide < channels and (wide < 32 or 2 * wide * bp <= most):
+    # Channels of a program: whole groups, if possible 64 bytes of a pixel, and more where that is not much.
+    wide, even = group, group & (group - 1) == 0
+    while even and wide < channels and 2 * wide * bp <= (_LARGEST_NORM if wide < 32 else most):
         wide *= 2
     bc = _power(wide, low=8)
     constants = {"C": channels, "GROUP": group, "WIDTH": wide, "BP": bp, "BC": bc}

@@ -82,19 +82,18 @@ class Conv2d(nn.Conv2d):
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """nn.MaxPool2d with square windows; with precision tf32 or bf16, one kernel for all clients."""
+    """nn.MaxPool2d; with precision tf32 or bf16 and square windows, one kernel for all clients."""
 
     precision: str = "fp32"
 
-    def __init__(self, kernel: int, stride: int | None = None, padding: int = 0) -> None:
-        super().__init__(kernel, stride, padding)
-        self.pool = (kernel, kernel if stride is None else stride, padding)
-
     def forward(self, input: Tensor) -> Tensor:
         """Map input (B, C, H, W) to (B, C, H', W')."""
-        if not fast_layers.usable(input, self.precision):
+        kernel, stride, padding = self.kernel_size, self.stride, self.padding
+        if not (isinstance(kernel, int) and isinstance(stride, int) and isinstance(padding, int)):
             return super().forward(input)
-        return fast_layers.max_pool(input, *self.pool, self.precision)
+        if kernel > fast_layers.LARGEST_WINDOW or not fast_layers.usable(input, self.precision):
+            return super().forward(input)
+        return fast_layers.max_pool(input, kernel, stride, padding, self.precision)
 
 
 class Linear(nn.Linear):

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, cast
@@ -158,8 +158,16 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
         task.check(x, targets)
 
     if task.device.type == "cuda":
-        rehearse(check)
+        _rehearsed(check, task)
     check()
+
+
+def _rehearsed(check: Callable[[], None], task: Task) -> None:
+    """Compile the kernels of a model's check; a module that changes its buffers is still for the check to find."""
+    before = {name: value.clone() for name, value in task.constants().items()}
+    rehearse(check)
+    for name, value in task.constants().items():
+        value.copy_(before[name])
 
 
 def assemble(experiment: Experiment, parts: Built, backend: str, states: str, notes: Sequence[str] = ()) -> Federation:

@@ -190,7 +190,7 @@ def load_newest(
         try:
             return _load(path, device, experiment_hash, like, clients, state), skipped
         except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
-            skipped.append(f"checkpoint {path} is damaged ({reason(error)}) and was skipped")
+            skipped.append(f"checkpoint {path} is damaged, or of another version ({reason(error)}), and was skipped")
             others += [error] if isinstance(error, OtherExperimentError) else []
     if others:
         raise UserError(

@@ -7,7 +7,6 @@ Keys, cohorts and stored states go by a client's place, so a run continues only 
 import hashlib
 import itertools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
+from bespoke.machine import cores
 from bespoke.records import FEDERATION, ROUNDS, RunFolder, Sound, is_count, is_list_of, is_text
 from bespoke.runs.folder import ELSEWHERE
 
@@ -92,7 +92,7 @@ def content_hashes(pool: FederatedData) -> list[str]:
             found.append(digest.hexdigest())
         return found
 
-    threads = min(THREADS, os.cpu_count() or 1, pool.total_clients)
+    threads = min(THREADS, cores(), pool.total_clients)
     shares = np.array_split(np.arange(pool.total_clients), threads)
     with ThreadPoolExecutor(threads) as workers:
         return [digest for share in workers.map(hashes, shares) for digest in share]

@@ -1,6 +1,5 @@
 """How a run uses the cores of a CPU: one client after another, in blocks, or spread over several processes."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import torch
 from bespoke.clients import ShardedClients, Simulated, processes
 from bespoke.core import rng
 from bespoke.errors import UserError
+from bespoke.machine import cores
 from bespoke.records import RunFolder
 from bespoke.runs.execution import Options, label_of, newest, said
 from bespoke.runs.federation import Federation
@@ -77,16 +77,6 @@ _PROCESSES = (
     "a round takes about {:.1f} s in one process, so the clients are spread over {} processes of one thread each, with "
     "the same bits; --processes 1 (processes=1 in Python) keeps one"
 )
-
-
-def cores() -> int:
-    """Return how many cores this process may use: those it is bound to, or fewer by a container's quota."""
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(bound, int(quota) // int(period)))
-    except (OSError, ValueError):  # there is none
-        return bound
 
 
 def _refusal(device: torch.device) -> str:

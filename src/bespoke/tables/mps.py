@@ -60,7 +60,8 @@ def _started(program: str) -> Iterator[dict[str, str]]:
             # It numbers the GPUs that it sees from 0, and its clients would choose among those once more: it sees all.
             yield own if _done(["env", "-u", "CUDA_VISIBLE_DEVICES", program, "-d"], "", own) else {}
         finally:
-            _told(program, "quit", own)
+            if not _told(program, "quit", own) and _told(program, "get_server_list", own):
+                sys.stderr.write(f"NVIDIA's MPS in {name} did not end: kill nvidia-cuda-mps-control\n")
 
 
 def _told(program: str, word: str, own: Mapping[str, str]) -> bool:

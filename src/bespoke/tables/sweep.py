@@ -14,8 +14,8 @@ import torch
 
 from bespoke.core import memory
 from bespoke.files import make_folder
+from bespoke.machine import cores
 from bespoke.runs.api import pick_device
-from bespoke.runs.spreading import cores
 from bespoke.tables import mps, results, worker
 from bespoke.tables.plan import Clock, Job, adopt, adoptable, needed, unfinished
 from bespoke.tables.worker import Place
@@ -100,18 +100,20 @@ def sweep(
     device = pick_device(place.device)
     lacking, found, left, clock = needed(jobs, place.root, device)
     adopt(found, place.root)
-    processes, total = processes or side_by_side(device, len(left)), count(jobs)
+    together, total = sum(not job.alone for job in left), count(jobs)
+    processes = processes or side_by_side(device, together)
     state = State(total=total, before=total - count(lacking), adopted=len(found))
     state.waiting = _longest_first(left, clock)
     with contextlib.ExitStack() as held:
-        place = dataclasses.replace(place, processes=processes)
-        if left and processes > 1:
+        shared = dataclasses.replace(place, processes=processes)
+        if together and processes > 1:
             state.how = f"{processes} trainings side by side"
             if device.type == "cuda":
-                shared = held.enter_context(mps.service())
-                place = dataclasses.replace(place, environment=shared.environment)
-                state.how += f", {shared.words}"
-        _work(state, place, clock, deadline, stopped, show)
+                service = held.enter_context(mps.service())
+                shared = dataclasses.replace(shared, environment=service.environment)
+                state.how += f", {service.words}"
+        _work(state, shared, clock, deadline, stopped, show, alone=False)
+    _work(state, dataclasses.replace(place, processes=1), clock, deadline, stopped, show, alone=True)
     others = unfinished(state.elsewhere, place.root)  # by now they may be done, also as cells of another table
     found, left = adoptable(others, results.everything(place.root)) if others else ([], [])
     adopt(found, place.root)
@@ -138,8 +140,12 @@ def _work(
     deadline: float | None,
     stopped: Callable[[], bool],
     show: Callable[[State], None],
+    alone: bool,
 ) -> None:
-    """Give what waits to worker processes, until nothing waits, time is over or the sweep is stopped."""
+    """Give what waits to worker processes, until nothing waits, time is over or the sweep is stopped.
+
+    Jobs that run ``alone`` are for a call of their own: their times are read, and a shared GPU is slower for each.
+    """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     workers: list[_Worker] = []
@@ -163,7 +169,7 @@ def _work(
             if deadline is not None and now > deadline:
                 state.cut = len(busy)
                 break
-            while not stop.is_set() and _may_start(state):
+            while not stop.is_set() and state.waiting and state.waiting[0].alone == alone:
                 idle = next((each for each in workers if each.job is None), None)
                 if idle is None and len(workers) == place.processes:
                     break
@@ -181,12 +187,6 @@ def _work(
                     workers.remove(each)
     finally:
         _end(workers)
-
-
-def _may_start(state: State) -> bool:
-    """Return whether the next job may start beside those that run."""
-    running = [job for job, _ in state.running.values()]
-    return bool(state.waiting) and not (running and (state.waiting[0].alone or any(job.alone for job in running)))
 
 
 def count(jobs: Sequence[Job]) -> int:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bespoke.core import rng
 from bespoke.gpu import images
-from bespoke.gpu.step import usable
 
 PAD = 4
 FLIP, ROTATE, ERASE = 0.25, 0.25, 0.5  # probabilities
@@ -24,7 +23,7 @@ DRAWS = 10  # uniform numbers per image
 def augment(key: Tensor, x: Tensor, fill: Tensor) -> Tensor:
     """Crop, flip, rotate and erase images ``x`` (B, C, H, W); uncovered pixels become ``fill`` (C, 1, 1)."""
     u = rng.uniform(key, (x.shape[-4], DRAWS), torch.float64)
-    if usable(x):
+    if images.usable(x):
         moves = torch.stack([*turns(u[:, :5]), *rectangles(u[:, 5:], *x.shape[-2:])], -1)
         return images.move(x, moves, fill.flatten().to(x.dtype).expand(x.shape[-3]))
     return erase(move(x, u[:, :5], fill), u[:, 5:], fill)

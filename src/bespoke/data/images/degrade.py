@@ -13,7 +13,6 @@ from torch import Tensor
 from bespoke.core import rng
 from bespoke.core.tree import Tree
 from bespoke.gpu import images
-from bespoke.gpu.step import usable
 
 # The values of [data] degrade, each with the settings it takes.
 DEGRADATIONS: dict[str, tuple[str, ...]] = {"none": (), "fedpce": ("jitter_order", "noise_at")}
@@ -66,7 +65,7 @@ def jitter(x: Tensor, amounts: Tensor, order: Tensor) -> Tensor:
     ``amounts`` (4,) are the three factors and the shift. The order is data: at each of four positions all four
     changes are computed and the right one is selected; on CUDA one kernel does it all.
     """
-    if usable(x):
+    if images.usable(x):
         return images.jitter(x, amounts, order, GREY)
     for place in range(4):
         which = order[place]
