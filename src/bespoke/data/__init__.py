@@ -7,15 +7,21 @@ from bespoke.data.partition.schemes import PARTITIONS, register_partition
 from bespoke.data.pool import pool_of
 from bespoke.data.scales import odd_scales
 from bespoke.data.settings import DataSettings
+from bespoke.data.sources.own import OwnClients, from_csv, from_hf, from_image_folder, from_parquet
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
     "DataSettings",
     "Examples",
+    "OwnClients",
     "Partition",
     "federate_data",
     "from_arrays",
+    "from_csv",
+    "from_hf",
+    "from_image_folder",
+    "from_parquet",
     "odd_scales",
     "partitioned",
     "pool_of",

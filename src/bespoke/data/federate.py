@@ -22,6 +22,7 @@ from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_o
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
+from bespoke.data.sources.own import OwnClients
 from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
@@ -95,7 +96,14 @@ def _examples(found: Any, settings: DataSettings, rng: np.random.Generator) -> E
         return replace(joined, owner=None, owner_names=())
     clients = found if isinstance(found, Mapping) else dict(enumerate(found))
     arrays = [_client_arrays(str(name), client, f"client {name!r} of {where}") for name, client in clients.items()]
-    return join(arrays, settings.num_classes, settings.test, rng, classes=None)
+    return _named(join(arrays, settings.num_classes, settings.test, rng, classes=None), found)
+
+
+def _named(examples: Examples, clients: Any) -> Examples:
+    """Return the examples with the names that came with the clients, where they were read from tables or pictures."""
+    if not isinstance(clients, OwnClients):
+        return examples
+    return replace(examples, contract=clients.contract, notes=clients.notes)
 
 
 def _of_classes(examples: Examples, settings: DataSettings) -> Examples:
@@ -117,6 +125,9 @@ def _of_classes(examples: Examples, settings: DataSettings) -> Examples:
     places = order[np.searchsorted(np.array(classes)[order], examples.y[rows])]
     of = {name: getattr(examples, name) for name in ("x", "official_test", "owner", "domain")}
     chosen: dict[str, Any] = {name: None if values is None else values[rows] for name, values in of.items()}
+    if examples.contract is not None and examples.contract.classes:
+        names = tuple(examples.contract.classes[label] for label in classes)
+        chosen["contract"] = replace(examples.contract, classes=names)
     return replace(examples, y=places, num_classes=len(classes), **chosen)
 
 
@@ -154,7 +165,7 @@ def from_arrays(
     )
     check(settings, "[data]")
     examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform, classes)
-    return _spread(examples, settings, seed, skip_empty)[0]
+    return _spread(_named(examples, clients), settings, seed, skip_empty)[0]
 
 
 def _check_relevant(settings: DataSettings, of: str, to: str, takes: Collection[str]) -> None:
@@ -253,8 +264,7 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     wanted = replace(settings, clients=_number(examples, settings))
     found = split_rows(known, wanted, rng, own_number=not settings.clients)
     lists = [rows[part] for part in found.lists]
-    clients = len(lists)
-    train_lists, test_lists = lists, None
+    clients, train_lists, test_lists = len(lists), lists, None
     if found.test is not None and found.train is not None:
         train_lists, test_lists = ([rows[part] for part in parts] for parts in (found.train, found.test))
         settings = replace(settings, keep=1.0)  # done already
@@ -284,6 +294,8 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         transform=seen.transform,
         extra=seen.extra,
         skip_empty=skip_empty,
+        contract=examples.contract,
+        notes=examples.notes,
     )
     told = seen.conditions or (conditions if any(pairs) else found.conditions or _domains(examples, train, test, val))
     told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # of those kept

@@ -181,7 +181,7 @@ def assemble(experiment: Experiment, parts: Built, backend: str, states: str, no
         states=states,
     )
     check_costs(experiment, pool, inner)
-    inner.notes += [*notes, *_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
+    inner.notes += [*notes, *pool.notes, *_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
         sharded = ShardedClients(inner)
@@ -228,7 +228,16 @@ def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
             "the data has one class: nothing to learn for a classifier; give rows of several classes, or set "
             "[objective] name, for example to regression"
         )
-    if not objective.classes and pool.num_classes:
+    if not objective.classes and pool.contract is not None and pool.contract.classes:
+        values = pool.contract.class_values()
+        if values is None:
+            raise UserError(
+                f"the targets are words, such as {pool.contract.classes[0]!r}, and the objective {objective.name!r} "
+                "needs numbers: give another label, or a classification"
+            )
+        y = torch.from_numpy(values)[pool.y.long()].to(torch.get_default_dtype())
+        pool = replace(pool, y=y, num_classes=0, contract=replace(pool.contract, classes=()))
+    elif not objective.classes and pool.num_classes:
         pool = replace(pool, y=pool.y.to(torch.get_default_dtype()), num_classes=0)
     if wrong := objective.complaint(pool.y):
         raise UserError(f"the targets do not fit the objective {objective.name!r}: {wrong}")

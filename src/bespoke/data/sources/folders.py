@@ -1,0 +1,100 @@
+"""Folders of pictures: root/client/class/picture.png."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bespoke.data.sources.archives import reading
+from bespoke.data.sources.pictures import decoded
+from bespoke.errors import UserError, shown
+
+_ENDINGS = (".png", ".jpg", ".jpeg")
+_GREY = ("1", "L")
+_COLOUR = ("P", "PA", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")  # 8 bits a channel
+_LARGEST = 2**14  # pixels per side
+_CONTENT = 2**28  # bytes of a file
+
+Found = tuple[str, str, Path]  # client, class, picture
+
+
+def find(root: Path) -> list[Found]:
+    """Return all pictures below ``root/client/class``; hidden files and folders do not count."""
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}: give the one that holds client/class/*.png")
+    found = [
+        (client.name, label.name, path)
+        for client in _folders(root, root, "client/class/picture")
+        for label in _folders(client, root, "class/picture")
+        for path in _listed(label)
+        if path.suffix.lower() in _ENDINGS
+    ]
+    if not found:
+        raise UserError(f"{root} holds no pictures: arrange them as {root}/client/class/*.png (or .jpg)")
+    return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    with reading(folder):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _folders(folder: Path, root: Path, below: str) -> Iterator[Path]:
+    """Yield the folders in a folder; a picture there is a level too high."""
+    for path in _listed(folder):
+        if path.is_dir():
+            yield path
+        elif path.suffix.lower() in _ENDINGS:
+            raise UserError(f"{path} is a picture where {below} is expected: arrange them as {root}/client/class/*.png")
+
+
+def common_shape(paths: Sequence[Path], size: int) -> tuple[int, int, int]:
+    """Return the shape (C, H, W) of all pictures, from their headers; with a ``size``, that of the resized ones."""
+    grey, first = True, (0, 0)
+    for path in paths:
+        mode, width, height = _header(path)
+        if mode not in (*_GREY, *_COLOUR):
+            raise UserError(f"{path} has more than 8 bits per channel (mode {mode}): convert it to 8 bits")
+        grey = grey and mode in _GREY
+        if not size and first not in ((0, 0), (height, width)):
+            raise UserError(
+                f"{path} has {width} x {height} pixels, {paths[0]} {first[1]} x {first[0]}: set size to resize all, or "
+                "give pictures of one size"
+            )
+        first = (height, width)
+    return (1 if grey else 3, *((size, size) if size else first))
+
+
+def _header(path: Path) -> tuple[str, int, int]:
+    """Return a picture's mode, width and height without decoding its pixels."""
+    from PIL import Image, UnidentifiedImageError
+
+    with reading(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of many pixels, or of strange remarks in the file
+        try:
+            with Image.open(path, formats=("JPEG", "PNG")) as image:
+                if max(image.size) > _LARGEST:
+                    raise ValueError(f"it is a picture of {image.width} x {image.height} pixels")
+                return image.mode, image.width, image.height
+        except UnidentifiedImageError:
+            raise ValueError("it is no JPEG or PNG picture") from None
+        except Image.DecompressionBombError:
+            raise ValueError("it is a picture of far too many pixels") from None
+
+
+def picture(path: Path, shape: tuple[int, int, int], resize: bool) -> np.ndarray:
+    """Decode a picture as uint8 of that shape (C, H, W), resized bilinearly if asked for."""
+    from PIL import Image
+
+    channels, height, width = shape
+    with reading(path):
+        if path.stat().st_size > _CONTENT:
+            raise ValueError(f"it has more than {_CONTENT:,} bytes")
+        content = path.read_bytes()
+    found = decoded(content, str(path), "L" if channels == 1 else "RGB", lambda w, h: max(w, h) <= _LARGEST)
+    if resize and found.size != (width, height):
+        found = found.resize((width, height), Image.Resampling.BILINEAR)
+    if found.size != (width, height):
+        raise UserError(f"{path} has changed to {shown(found.size)} pixels while it was read: start again")
+    return np.asarray(found, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
