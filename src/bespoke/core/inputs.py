@@ -58,6 +58,7 @@ class InputContract:
     columns: tuple[Column, ...] = ()  # in the order of the features; none where examples are not rows of a table
     classes: tuple[str, ...] = ()  # the name of each class; none where targets are numbers, or have no names
     label: str = ""  # the column of the targets, where they came from a table
+    resized: bool = False  # pictures of any size were resized to the shape
 
     def __post_init__(self) -> None:
         width = len(self.features)
@@ -117,14 +118,15 @@ class InputContract:
         try:
             given = json.loads(text)
             shape, columns = tuple(given["shape"]), [(c["name"], tuple(c["categories"])) for c in given["columns"]]
-            classes, dtype, label = tuple(given["classes"]), given["dtype"], given["label"]
+            classes, dtype, label, resized = tuple(given["classes"]), given["dtype"], given["label"], given["resized"]
         except (ValueError, LookupError, TypeError, RecursionError):
             raise UserError("a contract of inputs is damaged: get the file again") from None
         texts = (dtype, label, *classes, *(text for name, words in columns for text in (name, *words)))
         whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape)
-        if not whole or dtype not in DTYPES or not all(isinstance(text, str) for text in texts):
+        sound = whole and dtype in DTYPES and isinstance(resized, bool)
+        if not sound or not all(isinstance(text, str) for text in texts):
             raise UserError("a contract of inputs is damaged: get the file again")
-        return InputContract(shape, dtype, tuple(Column(*column) for column in columns), classes, label)
+        return InputContract(shape, dtype, tuple(Column(*column) for column in columns), classes, label, resized)
 
     def _checked(self, x: Any) -> np.ndarray:
         """Return an array that has the form of x already."""

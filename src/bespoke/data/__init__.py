@@ -7,7 +7,7 @@ from bespoke.data.partition.schemes import PARTITIONS, register_partition
 from bespoke.data.pool import pool_of
 from bespoke.data.scales import odd_scales
 from bespoke.data.settings import DataSettings
-from bespoke.data.sources.own import OwnClients, from_csv, from_hf, from_image_folder, from_parquet
+from bespoke.data.sources.own import OwnClients, from_csv, from_hf, from_image_folder, from_parquet, read_rows
 
 __all__ = [
     "DATASETS",
@@ -25,6 +25,7 @@ __all__ = [
     "odd_scales",
     "partitioned",
     "pool_of",
+    "read_rows",
     "register_dataset",
     "register_partition",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 
 from bespoke.data.sources.archives import reading
 from bespoke.data.sources.pictures import decoded
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _GREY = ("1", "L")
@@ -33,6 +33,19 @@ def find(root: Path) -> list[Found]:
     if not found:
         raise UserError(f"{root} holds no pictures: arrange them as {root}/client/class/*.png (or .jpg)")
     return found
+
+
+def of_one_client(root: Path) -> list[tuple[str, Path]]:
+    """Return the class, "" where it is not known, and the path of each picture in ``root/class`` or ``root`` itself."""
+    listed = _listed(root)
+    flat = [("", path) for path in listed if path.suffix.lower() in _ENDINGS and not path.is_dir()]
+    within = [(label.name, path) for label in listed if label.is_dir() for path in _listed(label)]
+    within = [(label, path) for label, path in within if path.suffix.lower() in _ENDINGS]
+    if flat and within:
+        raise UserError(f"{root} holds pictures beside folders of classes: use one of the two")
+    if not flat and not within:
+        raise UserError(f"{root} holds no pictures: arrange them as {root}/*.png or {root}/class/*.png")
+    return flat or within
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -83,7 +96,7 @@ def _header(path: Path) -> tuple[str, int, int]:
             raise ValueError("it is a picture of far too many pixels") from None
 
 
-def picture(path: Path, shape: tuple[int, int, int], resize: bool) -> np.ndarray:
+def picture(path: Path, shape: tuple[int, ...], resize: bool) -> np.ndarray:
     """Decode a picture as uint8 of that shape (C, H, W), resized bilinearly if asked for."""
     from PIL import Image
 
@@ -96,5 +109,5 @@ def picture(path: Path, shape: tuple[int, int, int], resize: bool) -> np.ndarray
     if resize and found.size != (width, height):
         found = found.resize((width, height), Image.Resampling.BILINEAR)
     if found.size != (width, height):
-        raise UserError(f"{path} has changed to {shown(found.size)} pixels while it was read: start again")
+        raise UserError(f"{path} has {found.width} x {found.height} pixels, not {width} x {height}: resize it")
     return np.asarray(found, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)

@@ -13,6 +13,8 @@ import numpy as np
 from bespoke.core import memory
 from bespoke.core.inputs import MISSING, Column, InputContract, as_number, missing, ordered
 from bespoke.data.sources import folders
+from bespoke.data.sources.archives import Allowance, plausible
+from bespoke.data.sources.npz import Npz
 from bespoke.data.sources.tables import Table, Wanted, of_arrow, read_csv, read_parquet, size_of
 from bespoke.errors import UserError, shown
 from bespoke.registry import closest
@@ -293,7 +295,49 @@ def from_image_folder(root: str | os.PathLike[str], *, size: int = 0) -> OwnClie
         for i, (_, _, path) in enumerate(own):
             x[i] = folders.picture(path, shape, resize=size > 0)
         arrays[client] = (x, np.array([label for label, _, _ in own], np.int64))
-    return OwnClients(arrays, InputContract(shape, "uint8", classes=classes))
+    return OwnClients(arrays, InputContract(shape, "uint8", classes=classes, resized=size > 0))
+
+
+# --- new rows -----------------------------------------------------------------------------------------------------
+
+
+def read_rows(
+    path: str | os.PathLike[str], contract: InputContract, *, delimiter: str = ","
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read new rows in a contract's form: x (n, ...), and y (n,), or None where there are no labels.
+
+    ``path`` is a .csv, .parquet or .npz file, or a folder of pictures: ``class/*.png``, or ``*.png`` without labels.
+    """
+    path = Path(os.path.expanduser(path))
+    if path.is_dir():
+        return _read_pictures(path, contract)
+    if path.suffix == ".npz":
+        archive = Npz(path, Allowance(min(memory.free(), plausible([path]))))
+        if "x" not in archive.headers:
+            raise UserError(f"{path} has no array 'x': save it with numpy.savez(path, x=...)")
+        y = archive.read("y") if "y" in archive.headers else None
+        return contract.encode(archive.read("x")), y
+    readers = {".csv": lambda wanted: read_csv(path, wanted, delimiter), ".parquet": lambda w: read_parquet(path, w)}
+    if path.suffix not in readers:
+        raise UserError(f"{path} is no .csv, .parquet or .npz file and no folder of pictures: give one of these")
+    if not contract.columns:
+        raise UserError(f"{path} is a table, and the model's inputs have no columns: give an .npz archive or pictures")
+    words = {column.name for column in contract.columns if column.categories}
+    label = [contract.label] if contract.label else []
+    table = readers[path.suffix](Wanted([column.name for column in contract.columns], (), {*words, *label}, label))
+    y = contract.encode_labels(table.columns[label[0]], table.where) if {*label} & {*table.columns} else None
+    return contract.encode(table.columns, table.where), y
+
+
+def _read_pictures(root: Path, contract: InputContract) -> tuple[np.ndarray, np.ndarray | None]:
+    if len(contract.shape) != 3 or contract.dtype != "uint8":
+        raise UserError(f"{root} is a folder, and the model's inputs are no pictures: give a file")
+    found = folders.of_one_client(root)
+    x = np.empty((len(found), *contract.shape), np.uint8)
+    for i, (_, picture) in enumerate(found):
+        x[i] = folders.picture(picture, contract.shape, contract.resized)
+    labels = [label for label, _ in found]
+    return x, contract.encode_labels(labels, lambda row: str(found[row][1])) if any(labels) else None
 
 
 # --- data sets of [data] ------------------------------------------------------------------------------------------

@@ -38,18 +38,20 @@ class Wanted(NamedTuple):
     features: Sequence[str] = ()
     others: Sequence[str] = ()  # client and label
     text: Collection[str] = ()
+    optional: Sequence[str] = ()  # read where they are there
 
     def of(self, header: Sequence[str], path: Path) -> list[str]:
         """Return the columns to read of a file with this header, features first."""
-        features = self.features or [name for name in header if name not in self.others]
-        for name in (*features, *self.others):
+        others = [*self.others, *(name for name in self.optional if name in header)]
+        features = self.features or [name for name in header if name not in others]
+        for name in (*features, *others):
             if name not in header:
                 raise UserError(
                     f"{path} has no column {name!r}{closest(name, header)}; it has {shown(list(header), 200)}"
                 )
         if not features:
-            raise UserError(f"{path} has no column beside {shown(list(self.others))}: give columns of features")
-        return [*features, *self.others]
+            raise UserError(f"{path} has no column beside {shown(others)}: give columns of features")
+        return [*features, *others]
 
 
 # --- CSV ----------------------------------------------------------------------------------------------------------
