@@ -10,7 +10,7 @@ from bespoke.data.sources.text import WORDS
 from bespoke.errors import UserError
 
 ALWAYS_HERE = ["digits", "gaussian", "synthetic_hierarchy", "synthetic_homogeneous"]
-OWN = ["files", "csv", "parquet", "image_folder"]  # likened without being there
+OWN = ["files", "csv", "parquet", "hf", "image_folder"]  # likened without being there
 
 
 @pytest.fixture(autouse=True)

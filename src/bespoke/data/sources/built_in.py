@@ -19,7 +19,7 @@ from bespoke.data.examples import ClientArrays, Examples, join
 from bespoke.data.sources.archives import Allowance, plausible
 from bespoke.data.sources.catalogue import CATALOGUE
 from bespoke.data.sources.npz import Npz
-from bespoke.data.sources.own import csv, image_folder, matched, named_by_file, parquet
+from bespoke.data.sources.own import csv, hf, image_folder, matched, named_by_file, parquet
 from bespoke.errors import UserError
 from bespoke.registry import closest
 
@@ -124,6 +124,7 @@ _OF_BUILT_IN = {
     "files": _Facts((20,), 10, owners=0),
     "csv": _Facts((20,), 10, owners=0),
     "parquet": _Facts((20,), 10, owners=0),
+    "hf": _Facts((20,), 10, owners=0),
     "image_folder": _Facts((3, 32, 32), 10, "uint8", owners=0),
 }
 _FEW_OWNERS = 5  # where the settings name no number of clients
@@ -172,4 +173,4 @@ def _facts(like: str) -> _Facts:
     return _Facts(entry.shapes[0], entry.classes, entry.dtype, levels, entry.owners, entry.domains, held_out)
 
 
-BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files, csv, parquet, image_folder, random)
+BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files, csv, parquet, hf, image_folder, random)

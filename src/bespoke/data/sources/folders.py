@@ -1,8 +1,10 @@
 """Folders of pictures: root/client/class/picture.png."""
 
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,24 @@ _COLOUR = ("P", "PA", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"
 _LARGEST = 2**14  # pixels per side
 _CONTENT = 2**28  # bytes of a file
 
-Found = tuple[str, str, Path]  # client, class, picture
+
+class Picture(NamedTuple):
+    """A picture that is not decoded yet."""
+
+    where: str  # its name in sentences
+    content: bytes | Path
+
+    def read(self) -> bytes:
+        """Return the bytes of its file."""
+        if isinstance(self.content, bytes):
+            return self.content
+        with reading(self.content):
+            if self.content.stat().st_size > _CONTENT:
+                raise ValueError(f"it has more than {_CONTENT:,} bytes")
+            return self.content.read_bytes()
+
+
+Found = tuple[str, str, Picture]  # client, class, picture
 
 
 def find(root: Path) -> list[Found]:
@@ -24,7 +43,7 @@ def find(root: Path) -> list[Found]:
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: give the one that holds client/class/*.png")
     found = [
-        (client.name, label.name, path)
+        (client.name, label.name, Picture(str(path), path))
         for client in _folders(root, root, "client/class/picture")
         for label in _folders(client, root, "class/picture")
         for path in _listed(label)
@@ -35,17 +54,17 @@ def find(root: Path) -> list[Found]:
     return found
 
 
-def of_one_client(root: Path) -> list[tuple[str, Path]]:
+def of_one_client(root: Path) -> list[tuple[str, Picture]]:
     """Return the class, "" where it is not known, and the path of each picture in ``root/class`` or ``root`` itself."""
     listed = _listed(root)
-    flat = [("", path) for path in listed if path.suffix.lower() in _ENDINGS and not path.is_dir()]
+    flat = [("", path) for path in listed if not path.is_dir()]
     within = [(label.name, path) for label in listed if label.is_dir() for path in _listed(label)]
-    within = [(label, path) for label, path in within if path.suffix.lower() in _ENDINGS]
+    flat, within = ([row for row in rows if row[1].suffix.lower() in _ENDINGS] for rows in (flat, within))
     if flat and within:
         raise UserError(f"{root} holds pictures beside folders of classes: use one of the two")
     if not flat and not within:
         raise UserError(f"{root} holds no pictures: arrange them as {root}/*.png or {root}/class/*.png")
-    return flat or within
+    return [(label, Picture(str(path), path)) for label, path in flat or within]
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -62,31 +81,32 @@ def _folders(folder: Path, root: Path, below: str) -> Iterator[Path]:
             raise UserError(f"{path} is a picture where {below} is expected: arrange them as {root}/client/class/*.png")
 
 
-def common_shape(paths: Sequence[Path], size: int) -> tuple[int, int, int]:
+def common_shape(pictures: Sequence[Picture], size: int) -> tuple[int, int, int]:
     """Return the shape (C, H, W) of all pictures, from their headers; with a ``size``, that of the resized ones."""
     grey, first = True, (0, 0)
-    for path in paths:
-        mode, width, height = _header(path)
+    for picture in pictures:
+        mode, width, height = _header(picture)
         if mode not in (*_GREY, *_COLOUR):
-            raise UserError(f"{path} has more than 8 bits per channel (mode {mode}): convert it to 8 bits")
+            raise UserError(f"{picture.where} has more than 8 bits per channel (mode {mode}): convert it to 8 bits")
         grey = grey and mode in _GREY
         if not size and first not in ((0, 0), (height, width)):
             raise UserError(
-                f"{path} has {width} x {height} pixels, {paths[0]} {first[1]} x {first[0]}: set size to resize all, or "
-                "give pictures of one size"
+                f"{picture.where} has {width} x {height} pixels, {pictures[0].where} {first[1]} x {first[0]}: set size "
+                "to resize all, or give pictures of one size"
             )
         first = (height, width)
     return (1 if grey else 3, *((size, size) if size else first))
 
 
-def _header(path: Path) -> tuple[str, int, int]:
+def _header(picture: Picture) -> tuple[str, int, int]:
     """Return a picture's mode, width and height without decoding its pixels."""
     from PIL import Image, UnidentifiedImageError
 
-    with reading(path), warnings.catch_warnings():
+    content = io.BytesIO(picture.content) if isinstance(picture.content, bytes) else picture.content
+    with reading(picture.where), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of many pixels, or of strange remarks in the file
         try:
-            with Image.open(path, formats=("JPEG", "PNG")) as image:
+            with Image.open(content, formats=("JPEG", "PNG")) as image:
                 if max(image.size) > _LARGEST:
                     raise ValueError(f"it is a picture of {image.width} x {image.height} pixels")
                 return image.mode, image.width, image.height
@@ -96,18 +116,15 @@ def _header(path: Path) -> tuple[str, int, int]:
             raise ValueError("it is a picture of far too many pixels") from None
 
 
-def picture(path: Path, shape: tuple[int, ...], resize: bool) -> np.ndarray:
+def decode(picture: Picture, shape: tuple[int, ...], resize: bool) -> np.ndarray:
     """Decode a picture as uint8 of that shape (C, H, W), resized bilinearly if asked for."""
     from PIL import Image
 
     channels, height, width = shape
-    with reading(path):
-        if path.stat().st_size > _CONTENT:
-            raise ValueError(f"it has more than {_CONTENT:,} bytes")
-        content = path.read_bytes()
-    found = decoded(content, str(path), "L" if channels == 1 else "RGB", lambda w, h: max(w, h) <= _LARGEST)
+    mode = "L" if channels == 1 else "RGB"
+    found = decoded(picture.read(), picture.where, mode, lambda w, h: max(w, h) <= _LARGEST)
     if resize and found.size != (width, height):
         found = found.resize((width, height), Image.Resampling.BILINEAR)
     if found.size != (width, height):
-        raise UserError(f"{path} has {found.width} x {found.height} pixels, not {width} x {height}: resize it")
+        raise UserError(f"{picture.where} has {found.width} x {found.height} pixels, not {width} x {height}: resize it")
     return np.asarray(found, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)

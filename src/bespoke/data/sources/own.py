@@ -13,7 +13,7 @@ import numpy as np
 from bespoke.core import memory
 from bespoke.core.inputs import MISSING, Column, InputContract, as_number, missing, ordered
 from bespoke.data.sources import folders
-from bespoke.data.sources.archives import Allowance, plausible
+from bespoke.data.sources.archives import Allowance, plausible, reading
 from bespoke.data.sources.npz import Npz
 from bespoke.data.sources.tables import Table, Wanted, of_arrow, read_csv, read_parquet, size_of
 from bespoke.errors import UserError, shown
@@ -113,26 +113,39 @@ def from_parquet(
 
 
 def from_hf(
-    dataset: Any, *, client: str, label: str, features: Sequence[str] = (), categorical: Sequence[str] = ()
+    dataset: Any,
+    *,
+    client: str,
+    label: str,
+    features: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    size: int = 0,
 ) -> OwnClients:
-    """Take clients from a Hugging Face ``datasets.Dataset`` by the column ``client``; see :func:`from_csv`.
+    """Take clients from a Hugging Face ``datasets.Dataset`` by the column ``client``.
 
-    A column of the type ClassLabel keeps its classes' names.
+    A table is read as by :func:`from_csv`; where one of ``features``, or the only other column, holds images, they are
+    read as by :func:`from_image_folder`. A column of the type ClassLabel keeps its classes' names.
     """
     if not all(hasattr(dataset, name) for name in ("with_format", "features", "column_names")):
-        raise UserError(
-            f"from_hf(...) takes a datasets.Dataset, not {shown(dataset)}: load one split, as in "
-            "datasets.load_dataset(..., split='train'), with the extra bespoke[hf] installed"
-        )
+        raise UserError(f"from_hf(...) takes one split of a datasets.Dataset, not {shown(dataset)}: load that")
     if not client:
-        raise UserError("from_hf(...) needs the column that names each row's client: give client")
-    table = dataset.with_format("arrow")[:]
-    for name in {client, label, *features, *categorical}.intersection(table.column_names):
+        raise UserError("client is empty: name the column of each row's client")
+    table, where = dataset.with_format("arrow")[:], Path("the data set")
+    for name in table.column_names:
         spelled = getattr(dataset.features[name], "names", None)
         if isinstance(spelled, list):
             table = _spelled(table, name, spelled)
-    path = Path("the data set")
-    return _clients([path], lambda path, wanted: of_arrow(table, wanted, path), client, label, features, categorical)
+    used = _names(features) or [name for name in table.column_names if name not in (client, label)]
+    images = [name for name in used if type(dataset.features.get(name)).__name__ == "Image"]
+    if not images:
+        return _clients([where], lambda path, wanted: of_arrow(table, wanted, path), client, label, used, categorical)
+    if len(used) > 1 or categorical:
+        raise UserError(
+            f"column {images[0]!r} holds images, which cannot be mixed with others: name it in features alone"
+        )
+    found = of_arrow(table, Wanted((client,), (label,), {client, label}), where)
+    pictures = [folders.Picture(f"row {row} of the data set", cell) for row, cell in enumerate(_bytes(table[used[0]]))]
+    return _of_pictures(list(zip(_present(found, client), _present(found, label), pictures, strict=True)), size, label)
 
 
 def _spelled(table: Any, name: str, words: list[str]) -> Any:
@@ -141,6 +154,12 @@ def _spelled(table: Any, name: str, words: list[str]) -> Any:
 
     found = [words[i] if i is not None and 0 <= i < len(words) else None for i in table[name].to_pylist()]
     return table.set_column(table.column_names.index(name), name, pyarrow.array(found, pyarrow.string()))
+
+
+def _bytes(column: Any) -> Iterator[bytes | Path]:
+    """Yield the file of each picture of an image column, or where it is."""
+    for cell in column.to_pylist():
+        yield b"" if cell is None else cell["bytes"] if cell["bytes"] is not None else Path(cell["path"])
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
@@ -284,18 +303,26 @@ def from_image_folder(root: str | os.PathLike[str], *, size: int = 0) -> OwnClie
     """
     if not os.fspath(root):
         raise UserError("path is empty: give the folder that holds root/client/class/*.png")
-    found = folders.find(Path(os.path.expanduser(root)))
-    shape = folders.common_shape([path for _, _, path in found], size)
-    clients, classes = ordered([client for client, _, _ in found]), tuple(ordered([label for _, label, _ in found]))
+    return _of_pictures(folders.find(Path(os.path.expanduser(root))), size)
+
+
+def _of_pictures(found: Sequence[folders.Found], size: int, label: str = "") -> OwnClients:
+    """Decode pictures (client, class, picture), which are in order within their class."""
+    shape = folders.common_shape([picture for _, _, picture in found], size)
+    clients, classes = ordered([client for client, _, _ in found]), tuple(ordered([word for _, word, _ in found]))
     memory.require(2 * len(found) * math.prod(shape), f"{len(found):,} pictures of shape {shape}", "set a smaller size")
+    number = {word: i for i, word in enumerate(classes)}
+    own: dict[str, list[tuple[int, folders.Picture]]] = {client: [] for client in clients}
+    for client, word, picture in found:
+        own[client].append((number[word], picture))
     arrays = {}
-    for client in clients:
-        own = sorted((classes.index(label), path.name, path) for name, label, path in found if name == client)
-        x = np.empty((len(own), *shape), np.uint8)
-        for i, (_, _, path) in enumerate(own):
-            x[i] = folders.picture(path, shape, resize=size > 0)
-        arrays[client] = (x, np.array([label for label, _, _ in own], np.int64))
-    return OwnClients(arrays, InputContract(shape, "uint8", classes=classes, resized=size > 0))
+    for client, rows in own.items():
+        rows.sort(key=lambda row: row[0])
+        x = np.empty((len(rows), *shape), np.uint8)
+        for i, (_, picture) in enumerate(rows):
+            x[i] = folders.decode(picture, shape, resize=size > 0)
+        arrays[client] = (x, np.array([label for label, _ in rows], np.int64))
+    return OwnClients(arrays, InputContract(shape, "uint8", classes=classes, label=label, resized=size > 0))
 
 
 # --- new rows -----------------------------------------------------------------------------------------------------
@@ -335,9 +362,9 @@ def _read_pictures(root: Path, contract: InputContract) -> tuple[np.ndarray, np.
     found = folders.of_one_client(root)
     x = np.empty((len(found), *contract.shape), np.uint8)
     for i, (_, picture) in enumerate(found):
-        x[i] = folders.picture(picture, contract.shape, contract.resized)
+        x[i] = folders.decode(picture, contract.shape, contract.resized)
     labels = [label for label, _ in found]
-    return x, contract.encode_labels(labels, lambda row: str(found[row][1])) if any(labels) else None
+    return x, contract.encode_labels(labels, lambda row: found[row][1].where) if any(labels) else None
 
 
 # --- data sets of [data] ------------------------------------------------------------------------------------------
@@ -358,3 +385,21 @@ def parquet(path: str, client: str, label: str, features: tuple[str, ...], categ
 def image_folder(path: str, size: int) -> OwnClients:
     """Your own: pictures path/client/class/*.png, of one size or resized (size)."""
     return from_image_folder(path, size=size)
+
+
+def hf(
+    path: str, client: str, label: str, features: tuple[str, ...], categorical: tuple[str, ...], size: int
+) -> OwnClients:
+    """Your own: a Hugging Face data set stored at path by save_to_disk (client, label, features, size)."""
+    path = os.path.expanduser(path)
+    if not os.path.isdir(path):  # which an address, from which datasets would download, is not
+        raise UserError(f"there is no folder {path!r}: give the one that save_to_disk wrote")
+    try:
+        import datasets
+    except ImportError:
+        raise UserError('[data] name = "hf" needs the package datasets: pip install "bespoke-fl[hf]"') from None
+    with reading(path):
+        found = datasets.load_from_disk(path)
+    if not isinstance(found, datasets.Dataset):
+        raise UserError(f"{path} holds several splits, {shown(list(found))}: give the folder of one of them")
+    return from_hf(found, client=client, label=label, features=features, categorical=categorical, size=size)
