@@ -281,6 +281,8 @@ def changed(**fields):
         changed(shape=[3]),
         changed(shape=["4"]),
         changed(shape=4),
+        changed(shape=[0], columns=[]),
+        changed(shape=[True], columns=[]),
         changed(dtype="object"),
         changed(classes=["a", "a"]),
         changed(classes=[1]),
@@ -434,6 +436,11 @@ def test_damaged_parquet(tmp_path):
         with pytest.raises(UserError, match=r"a\.parquet is truncated or damaged") as caught:
             from_parquet(tmp_path / "a.parquet", label="outcome")
         assert "\n" not in str(caught.value)
+    word = pa.array([b"w", b"\xe9"]).view(pa.binary())
+    broken = pa.StringArray.from_buffers(2, *word.buffers()[1:])
+    pq.write_table(arrow(outcome=broken), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet is truncated or damaged"):
+        from_parquet(tmp_path / "a.parquet", label="outcome")
     pq.write_table(arrow().slice(0, 0), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="has no rows"):
         from_parquet(tmp_path / "a.parquet", label="outcome")

@@ -9,6 +9,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from bespoke.core import memory
 from bespoke.core.inputs import MISSING, Where, as_number
 from bespoke.data.sources.archives import reading
 from bespoke.errors import UserError, reason, shown
@@ -191,8 +192,9 @@ def read_parquet(path: Path, wanted: Wanted) -> Table:
         header = opened.schema_arrow.names
         if len(set(header)) < len(header):
             raise ValueError("it has two columns of one name")
-        found = opened.read(wanted.of(header, path))
-    return of_arrow(found, wanted, path)
+        names, rows = wanted.of(header, path), opened.metadata.num_rows
+        memory.require(8 * rows * len(names), f"{rows:,} rows of {path}", "name fewer columns in features")
+        return of_arrow(opened.read(names), wanted, path)
 
 
 def of_arrow(table: Any, wanted: Wanted, path: Path) -> Table:
