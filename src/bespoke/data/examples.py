@@ -96,7 +96,6 @@ def join(
     num_classes: int,
     test: float,
     rng: np.random.Generator,
-    transform: Any = None,
     classes: bool | None = True,
 ) -> Examples:
     """Join the clients' own arrays, each row marked with its owner.
@@ -156,7 +155,6 @@ def join(
         official_test=np.concatenate(tests) if official else None,
         owner=np.concatenate(owners),
         owner_names=tuple(c.name for c in clients),
-        transform=transform,
     )
 
 

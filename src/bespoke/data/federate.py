@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from bespoke.core.data import FederatedData, Transform
+from bespoke.core.data import FederatedData
 from bespoke.core.settings import check, refuse_given
 from bespoke.data.examples import ClientArrays, Examples, join, share_of
 from bespoke.data.images import corrupt
@@ -23,10 +23,12 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.data.sources.own import OwnClients
+from bespoke.data.transforms import Step, as_transform
 from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
 DEFAULT_CLIENTS = 20
+_READ_AGAIN = 64  # examples of a Dataset, to see whether it draws
 _WITHOUT_CLASSES = ("iid", "natural", "owner_groups")  # shipped partitions that serve any targets
 
 
@@ -139,7 +141,7 @@ def from_arrays(
     new_clients: int = 0,
     num_classes: int | None = None,
     seed: int = 0,
-    transform: Transform | None = None,
+    transform: Step | Sequence[Step] | None = None,
     skip_empty: bool = False,
     classes: bool = True,
 ) -> FederatedData:
@@ -150,7 +152,7 @@ def from_arrays(
     brings no test rows, a share ``test`` of its rows is drawn; ``validation`` is a share of its train rows.
     The last ``new_clients`` appear only in evaluation. ``num_classes`` defaults to the largest label plus
     one. Where targets are not ``classes``, y (n,) or (n, T) holds any numbers. uint8 examples are scaled to
-    [-1, 1] unless a ``transform`` is given.
+    [-1, 1] where the ``transform``, a function ``fn(key, x, train)`` or several, leaves them as they are.
     """
     named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     arrays = [_client_arrays(str(name), client) for name, client in named]
@@ -164,7 +166,8 @@ def from_arrays(
         name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
     )
     check(settings, "[data]")
-    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform, classes)
+    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), classes)
+    examples = replace(examples, transform=as_transform(transform, torch.from_numpy(examples.x)))
     return _spread(_named(examples, clients), settings, seed, skip_empty)[0]
 
 
@@ -360,6 +363,18 @@ def _read_dataset(dataset: "Dataset[Any]", where: str) -> tuple[np.ndarray, np.n
     try:
         xs = [np.asarray(_from_tensor(x)) for x, _ in pairs]
         ys = [np.asarray(_from_tensor(y)) for _, y in pairs]
+        _check_repeats(dataset, xs, where)
         return (np.stack(xs), np.stack(ys)) if pairs else (np.empty(0), np.empty(0))
     except (TypeError, ValueError) as error:
         raise UserError(f"the Dataset of {where} does not give (x, y) pairs of one shape: {reason(error)}") from None
+
+
+def _check_repeats(dataset: "Dataset[Any]", xs: Sequence[np.ndarray], where: str) -> None:
+    """Refuse a Dataset whose examples change from one reading to the next: it is read once."""
+    for i, first in enumerate(xs[:_READ_AGAIN]):
+        again = np.asarray(_from_tensor(dataset[i][0]))
+        if first.dtype != object and again.tobytes() != first.tobytes():
+            raise UserError(
+                f"the Dataset of {where} gives another example {i} each time it is read, and it is read once: leave "
+                "its augmentation out, and give it as transform"
+            )

@@ -22,6 +22,7 @@ from bespoke.core.task import Task, check_precision
 from bespoke.core.tree import Tree
 from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
+from bespoke.data.transforms import Step
 from bespoke.errors import UserError, shown
 from bespoke.gpu.launching import rehearse
 from bespoke.models import ModelSettings, build_task
@@ -306,6 +307,7 @@ def federate(
     validation: float = 0.0,
     new_clients: int = 0,
     num_classes: int | None = None,
+    transform: Step | Sequence[Step] | None = None,
     out: str | Path | None = None,
     evaluate_every: int = 0,
     patience: int = 0,
@@ -317,9 +319,10 @@ def federate(
     ``model`` any module whose sub-module ``head`` maps features to outputs; its weights are the common
     start. ``objective`` is a name, such as ``classification`` or ``regression``, or your own :class:`Objective`, and
     ``metrics`` replace those it records, the first as the headline: names, or a dict of :class:`Metric`.
-    ``num_classes`` defaults to the largest label plus one. ``evaluate_every`` is the number of rounds between
-    evaluations; ``patience`` stops the run after this many evaluations without a better validation value.
-    ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
+    ``num_classes`` defaults to the largest label plus one. ``transform`` is what is done to examples at every access: a
+    function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several. ``evaluate_every`` is the number of
+    rounds between evaluations; ``patience`` stops the run after this many evaluations without a better validation
+    value. ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
     :func:`run`; ``out`` is as there.
     """
     processes.join()
@@ -358,6 +361,7 @@ def federate(
         seed=seed,
         skip_empty=experiment.training.skip_empty,
         classes=objective.classes,
+        transform=transform,
     )
     pool, key = _fitting(pool, objective), _init_key(seed)
     where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
@@ -411,7 +415,8 @@ def _digest(*parts: Any) -> str:
 
 def _data_digest(pool: FederatedData) -> str:
     rows = (pool.train, pool.test, pool.val)
-    return "sha256:" + _digest(pool.x, pool.y, pool.names, *(part for r in rows for part in (r.index, r.sizes)))
+    seen = () if pool.transform is None else (repr(pool.transform),)
+    return "sha256:" + _digest(pool.x, pool.y, pool.names, *(part for r in rows for part in (r.index, r.sizes)), *seen)
 
 
 def _model_digest(model: nn.Module, head: str) -> str:
