@@ -42,8 +42,7 @@ class Column:
         if not self.categories:
             return numbers(self.name, values, where)[:, None]
         place = {category: i for i, category in enumerate(self.categories)}
-        found = [_place(self.name, value, place, where, row) for row, value in enumerate(values)]
-        return np.eye(len(place), dtype=np.float32)[found]
+        return np.eye(len(place), dtype=np.float32)[_places(self.name, values, place, where, "category")]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class InputContract:
         if not self.classes:
             return numbers(name, values, where)
         place = {category: i for i, category in enumerate(self.classes)}
-        return np.array([_place(name, v, place, where, row, "class") for row, v in enumerate(values)], np.int64)
+        return _places(name, values, place, where, "class")
 
     def class_names(self, found: Any) -> list[str]:
         """Return the names of class numbers (n,); a class without a name is called by its number."""
@@ -212,8 +211,19 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def _place(name: str, value: Any, place: Mapping[str, int], where: Where, row: int, kind: str = "category") -> int:
-    """Return the number of a category or class."""
+def _places(name: str, values: Any, place: dict[str, int], where: Where, kind: str) -> np.ndarray:
+    """Return the numbers of categories or classes (n,) as int64."""
+    return np.array(
+        [
+            place[value] if type(value) is str and value in place else _place(name, value, place, where, row, kind)
+            for row, value in enumerate(values)
+        ],
+        np.int64,
+    )
+
+
+def _place(name: str, value: Any, place: Mapping[str, int], where: Where, row: int, kind: str) -> int:
+    """Return the number of a category or class that may be spelled in another way."""
     absent = is_missing(value)
     if isinstance(value, str) or not absent:  # None is never the word "None"
         found = place.get(str(value), place.get(_plain(value)))

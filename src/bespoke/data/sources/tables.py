@@ -1,5 +1,6 @@
 """Tables in CSV and Parquet files: columns by name, and where each row stands."""
 
+import contextlib
 import csv
 import os
 from array import array
@@ -148,14 +149,18 @@ def _check_header(header: Sequence[str], path: Path, delimiter: str) -> None:
 def _add(blocks: dict[str, list[np.ndarray]], rows: list[list[str]], places: list[int], text: Collection[str]) -> None:
     """Append some rows to each column, as numbers where all cells are."""
     for (name, parts), place in zip(blocks.items(), places, strict=True):
-        cells = [row[place].strip() for row in rows]
+        cells = [row[place] for row in rows]
         values = None if name in text else _numbers(cells)
-        parts.append(_words(cells) if values is None else values)
+        parts.append(_words([cell.strip() for cell in cells]) if values is None else values)
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     """Return cells as float64, NaN where there is no value, or None if one is a word."""
-    found = [float("nan") if cell in MISSING else as_number(cell) for cell in cells]
+    together = "".join(cells)
+    if together.isascii() and "_" not in together:  # what as_number asks of each
+        with contextlib.suppress(ValueError):
+            return np.array([float(cell) for cell in cells], np.float64)
+    found = [float("nan") if cell.strip() in MISSING else as_number(cell) for cell in cells]
     return None if None in found else np.array(found, np.float64)
 
 
