@@ -155,8 +155,8 @@ def test_unfit_files_are_named(tmp_path, content, sentence):
 
 BAD_ARGUMENTS = [
     ({"label": ""}, "label is empty: name the column"),
-    ({"label": "outcome", "client": "outcome"}, "name each column once"),
-    ({"label": "outcome", "features": ["age", "outcome"]}, "are no features"),
+    ({"label": "outcome", "client": "outcome"}, "cannot be both label and client"),
+    ({"label": "outcome", "features": ["age", "outcome"]}, "column 'outcome' is the label: take it out of features"),
     ({"label": "outcome", "features": ["agee"]}, r"no column 'agee' \(did you mean 'age'\?\)"),
     ({"label": "outcome", "categorical": ["sexx"]}, r"categorical names 'sexx' \(did you mean 'sex'\?\)"),
     ({"label": "outcome", "client": "site"}, "has no column 'site'"),

@@ -177,8 +177,11 @@ def _clients(
     features, categorical, client = _names(features), _names(categorical), client or ""
     if not label:
         raise UserError("label is empty: name the column of the classes or targets")
-    if label == client or {label, client} & {*features, *categorical}:
-        raise UserError(f"label = {label!r} and client = {client!r} are no features: name each column once")
+    if label == client:
+        raise UserError(f"column {label!r} cannot be both label and client: name two columns")
+    for role, name in (("label", label), ("client", client)):
+        if name in (*features, *categorical):
+            raise UserError(f"column {name!r} is the {role}: take it out of features and categorical")
     others = (label, client) if client else (label,)
     files = named_by_file(paths) if not client else []
     tables = [read(path, Wanted(features, others, {*others, *categorical})) for path in paths]
