@@ -22,6 +22,7 @@ _NAMES = {
     "Training": "bespoke.core.settings",
     "knob": "bespoke.core.settings",
     "tree": "bespoke.core.tree",
+    "data": "bespoke.data",
     "models": "bespoke.models",
     "report": "bespoke.report",
     "analysis": "bespoke.analysis",

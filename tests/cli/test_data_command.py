@@ -132,7 +132,7 @@ def test_list_shows_every_set_and_what_is_here(run, rows, tmp_path):
     assert lines[0].split() == ["name", "here", "size", "rows", "classes", "checked", "source"]
     words = {line.split()[0]: line.split() for line in lines[1:]}
     generated = {"gaussian", "synthetic_hierarchy", "synthetic_homogeneous", "random"}
-    assert set(words) == {*CATALOGUE, "digits", "files", *generated}
+    assert set(words) == {*CATALOGUE, "digits", "files", "csv", "parquet", "hf", "image_folder", *generated}
     assert words["mnist"] == ["mnist", "yes", "0.0", "MB", "6", "10", "verified", "mnist.npz"]
     assert words["svhn"] == ["svhn", "no", "10", "not", "verified", "bespoke", "data", "fetch"]
     assert words["digits"][1] == "yes" and words["digits"][-3:] == ["comes", "with", "bespoke"]

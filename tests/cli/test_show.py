@@ -152,3 +152,22 @@ def test_the_papers_federation_on_the_real_cifar100(alpha, sizes, first):
 
 def test_settings_have_a_line_each():
     assert all(f.metadata["doc"] for f in DataSettings.__dataclass_fields__.values())
+
+
+def test_own_tables_are_shown_with_the_names_of_features_and_classes(tmp_path, monkeypatch):
+    (tmp_path / "here" / "sites").mkdir(parents=True)
+    for name in ("b", "a"):
+        states = ("ill", "well", "a\x1b")
+        lines = [f"{i},{'FM'[i % 2]},{states[i % 3]}" for i in range(12)]
+        (tmp_path / "here" / "sites" / f"{name}.csv").write_text("\n".join(["age,sex,state", *lines]))
+    path = tmp_path / "here" / "own.toml"
+    path.write_text('[data]\nname = "csv"\npath = "sites/*.csv"\nlabel = "state"\n')
+    monkeypatch.chdir(tmp_path)
+    found = show(str(path))
+    assert (found.features, found.class_names) == (("age", "sex=F", "sex=M"), ("a\x1b", "ill", "well"))
+    assert found.text().splitlines()[-3:] == [
+        "features           3: age, sex=F, sex=M",
+        "class names        3: a\\x1b, ill, well",
+        "note               whole numbers are read as float32 in the columns age",
+    ]
+    assert json.loads(json.dumps(found.as_dict()))["class_names"] == ["a\x1b", "ill", "well"]

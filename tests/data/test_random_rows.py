@@ -9,7 +9,8 @@ from bespoke.data.sources.catalogue import CATALOGUE
 from bespoke.data.sources.text import WORDS
 from bespoke.errors import UserError
 
-ALWAYS_HERE = ["digits", "gaussian", "synthetic_hierarchy", "synthetic_homogeneous", "files"]
+ALWAYS_HERE = ["digits", "gaussian", "synthetic_hierarchy", "synthetic_homogeneous"]
+OWN = ["files", "csv", "parquet", "hf", "image_folder"]  # likened without being there
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +42,18 @@ def test_rows_are_like_those_of_the_catalogue(like):
 
 
 def test_every_data_set_that_ships_can_be_likened():
-    assert set(DATASETS.shipped) == {*CATALOGUE, *ALWAYS_HERE, "random"}
+    assert set(DATASETS.shipped) == {*CATALOGUE, *ALWAYS_HERE, *OWN, "random"}
+
+
+@pytest.mark.parametrize("like", OWN)
+def test_rows_are_like_ones_own(like):
+    pool = made(like, clients=4)
+    assert (pool.x.ndim, pool.num_classes, pool.names) == (4 if like == "image_folder" else 2, 10, tuple("0123"))
 
 
 @pytest.mark.parametrize("like", ALWAYS_HERE)
 def test_rows_are_like_those_that_are_always_here(like):
     pool = made(like, clients=4)
-    if like == "files":
-        assert (pool.x.ndim, pool.num_classes, pool.names) == (2, 10, tuple("0123"))
-        return
     real = federate_data(DataSettings(name=like, clients=4), 0)
     assert (pool.x.shape[1:], pool.x.dtype, pool.y.dtype) == (real.x.shape[1:], real.x.dtype, real.y.dtype)
     assert (pool.num_classes, pool.total_clients) == (real.num_classes, real.total_clients)

@@ -34,7 +34,7 @@ def other_value(field, value):
         return value + 1
     if isinstance(value, float):
         return value / 2 if value else 0.5
-    return (*value, 1) if isinstance(value, tuple) else value + "x"
+    return (*value, 1 if "low" in rules else "x") if isinstance(value, tuple) else value + "x"
 
 
 def settings_of(kind, method=None):

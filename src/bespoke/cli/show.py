@@ -38,6 +38,9 @@ class Shown:
     tries: int
     partition: str
     conditions: tuple[str, ...]
+    features: tuple[str, ...]  # names of a table's features; none where examples are no rows of a table
+    class_names: tuple[str, ...]  # none where classes have numbers alone
+    notes: tuple[str, ...]
     counts: np.ndarray
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,6 +68,9 @@ class Shown:
             names, counts = np.unique(self.conditions, return_counts=True)
             told = ", ".join(f"{n} x {visible(name)}" for name, n in zip(names, counts, strict=True))
             lines.append(f"conditions         {told}")
+        lines += [f"features           {_listed(self.features)}"] if self.features else []
+        lines += [f"class names        {_listed(self.class_names)}"] if self.class_names else []
+        lines += [f"note               {visible(note)}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
 
@@ -114,11 +120,20 @@ def describe(experiment: str, data: str, pool: FederatedData, found: Partition) 
         tries=found.tries,
         partition=found.hash(),
         conditions=found.conditions,
+        features=pool.contract.features if pool.contract else (),
+        class_names=pool.contract.classes if pool.contract else (),
+        notes=pool.notes,
         counts=counts,
     )
 
 
 _PARTS = ("train", "test", "val")
+NAMED = 20  # features or classes in the text
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return visible(f"{len(names)}: {', '.join(names[:NAMED])}{more}")
 
 
 def _classes(labels: np.ndarray, num_classes: int) -> np.ndarray:

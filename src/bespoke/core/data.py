@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bespoke.core import tree
+from bespoke.core.inputs import InputContract
 from bespoke.core.tree import Tree
 
 # transform(key, x, extra, train) -> x: applied to every gathered batch; `extra` are the client's own constants.
@@ -91,6 +92,8 @@ class FederatedData:
     names: tuple[str, ...]
     extra: Tree = field(default_factory=dict)  # leaves (clients, ...)
     transform: Transform | None = None
+    contract: InputContract | None = None  # the names of features and classes, where the data gave any
+    notes: tuple[str, ...] = ()  # what the record says of the data
 
     @property
     def total_clients(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bespoke.core.data import Transform
+from bespoke.core.inputs import InputContract
 from bespoke.errors import UserError, reason
 
 
@@ -24,6 +25,8 @@ class Examples:
     domain: np.ndarray | None = None  # (N,) int: position in domain_names of the row's domain
     domain_names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # for texts: the word that each token stands for
+    contract: InputContract | None = None  # the names of features and classes, where the data gave any
+    notes: tuple[str, ...] = ()  # what the record says of the data
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,7 +96,6 @@ def join(
     num_classes: int,
     test: float,
     rng: np.random.Generator,
-    transform: Any = None,
     classes: bool | None = True,
 ) -> Examples:
     """Join the clients' own arrays, each row marked with its owner.
@@ -153,7 +155,6 @@ def join(
         official_test=np.concatenate(tests) if official else None,
         owner=np.concatenate(owners),
         owner_names=tuple(c.name for c in clients),
-        transform=transform,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from bespoke.core.data import FederatedData, Transform
+from bespoke.core.data import FederatedData
 from bespoke.core.settings import check, refuse_given
 from bespoke.data.examples import ClientArrays, Examples, join, share_of
 from bespoke.data.images import corrupt
@@ -22,10 +22,13 @@ from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_o
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
+from bespoke.data.sources.own import OwnClients
+from bespoke.data.transforms import Step, as_transform
 from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
 DEFAULT_CLIENTS = 20
+_READ_AGAIN = 64  # examples of a Dataset, to see whether it draws
 _WITHOUT_CLASSES = ("iid", "natural", "owner_groups")  # shipped partitions that serve any targets
 
 
@@ -95,7 +98,14 @@ def _examples(found: Any, settings: DataSettings, rng: np.random.Generator) -> E
         return replace(joined, owner=None, owner_names=())
     clients = found if isinstance(found, Mapping) else dict(enumerate(found))
     arrays = [_client_arrays(str(name), client, f"client {name!r} of {where}") for name, client in clients.items()]
-    return join(arrays, settings.num_classes, settings.test, rng, classes=None)
+    return _named(join(arrays, settings.num_classes, settings.test, rng, classes=None), found)
+
+
+def _named(examples: Examples, clients: Any) -> Examples:
+    """Return the examples with the names that came with the clients, where they were read from tables or pictures."""
+    if not isinstance(clients, OwnClients):
+        return examples
+    return replace(examples, contract=clients.contract, notes=clients.notes)
 
 
 def _of_classes(examples: Examples, settings: DataSettings) -> Examples:
@@ -117,6 +127,9 @@ def _of_classes(examples: Examples, settings: DataSettings) -> Examples:
     places = order[np.searchsorted(np.array(classes)[order], examples.y[rows])]
     of = {name: getattr(examples, name) for name in ("x", "official_test", "owner", "domain")}
     chosen: dict[str, Any] = {name: None if values is None else values[rows] for name, values in of.items()}
+    if examples.contract is not None and examples.contract.classes:
+        names = tuple(examples.contract.classes[label] for label in classes)
+        chosen["contract"] = replace(examples.contract, classes=names)
     return replace(examples, y=places, num_classes=len(classes), **chosen)
 
 
@@ -128,7 +141,7 @@ def from_arrays(
     new_clients: int = 0,
     num_classes: int | None = None,
     seed: int = 0,
-    transform: Transform | None = None,
+    transform: Step | Sequence[Step] | None = None,
     skip_empty: bool = False,
     classes: bool = True,
 ) -> FederatedData:
@@ -139,7 +152,7 @@ def from_arrays(
     brings no test rows, a share ``test`` of its rows is drawn; ``validation`` is a share of its train rows.
     The last ``new_clients`` appear only in evaluation. ``num_classes`` defaults to the largest label plus
     one. Where targets are not ``classes``, y (n,) or (n, T) holds any numbers. uint8 examples are scaled to
-    [-1, 1] unless a ``transform`` is given.
+    [-1, 1] where the ``transform``, a function ``fn(key, x, train)`` or several, leaves them as they are.
     """
     named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     arrays = [_client_arrays(str(name), client) for name, client in named]
@@ -153,8 +166,9 @@ def from_arrays(
         name="files", partition="natural", test=test, validation=validation, new_clients=new_clients
     )
     check(settings, "[data]")
-    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), transform, classes)
-    return _spread(examples, settings, seed, skip_empty)[0]
+    examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), classes)
+    examples = replace(examples, transform=as_transform(transform, torch.from_numpy(examples.x)))
+    return _spread(_named(examples, clients), settings, seed, skip_empty)[0]
 
 
 def _check_relevant(settings: DataSettings, of: str, to: str, takes: Collection[str]) -> None:
@@ -253,8 +267,7 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
     wanted = replace(settings, clients=_number(examples, settings))
     found = split_rows(known, wanted, rng, own_number=not settings.clients)
     lists = [rows[part] for part in found.lists]
-    clients = len(lists)
-    train_lists, test_lists = lists, None
+    clients, train_lists, test_lists = len(lists), lists, None
     if found.test is not None and found.train is not None:
         train_lists, test_lists = ([rows[part] for part in parts] for parts in (found.train, found.test))
         settings = replace(settings, keep=1.0)  # done already
@@ -284,6 +297,8 @@ def _spread(examples: Examples, settings: DataSettings, seed: int, skip_empty: b
         transform=seen.transform,
         extra=seen.extra,
         skip_empty=skip_empty,
+        contract=examples.contract,
+        notes=examples.notes,
     )
     told = seen.conditions or (conditions if any(pairs) else found.conditions or _domains(examples, train, test, val))
     told = tuple(condition for condition, rows in zip(told, train, strict=False) if len(rows))  # of those kept
@@ -348,6 +363,18 @@ def _read_dataset(dataset: "Dataset[Any]", where: str) -> tuple[np.ndarray, np.n
     try:
         xs = [np.asarray(_from_tensor(x)) for x, _ in pairs]
         ys = [np.asarray(_from_tensor(y)) for _, y in pairs]
+        _check_repeats(dataset, xs, where)
         return (np.stack(xs), np.stack(ys)) if pairs else (np.empty(0), np.empty(0))
     except (TypeError, ValueError) as error:
         raise UserError(f"the Dataset of {where} does not give (x, y) pairs of one shape: {reason(error)}") from None
+
+
+def _check_repeats(dataset: "Dataset[Any]", xs: Sequence[np.ndarray], where: str) -> None:
+    """Refuse a Dataset whose examples change from one reading to the next: it is read once."""
+    for i, first in enumerate(xs[:_READ_AGAIN]):
+        again = np.asarray(_from_tensor(dataset[i][0]))
+        if first.dtype != object and again.tobytes() != first.tobytes():
+            raise UserError(
+                f"the Dataset of {where} gives another example {i} each time it is read, and it is read once: leave "
+                "its augmentation out, and give it as transform"
+            )

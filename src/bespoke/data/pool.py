@@ -9,6 +9,7 @@ import torch
 from bespoke.core import rng as streams
 from bespoke.core import tree
 from bespoke.core.data import FederatedData, Rows, Transform
+from bespoke.core.inputs import InputContract
 from bespoke.core.tree import Tree
 from bespoke.data.examples import as_inputs, as_labels, as_targets, share_of, train_count
 from bespoke.data.settings import DataSettings
@@ -79,13 +80,16 @@ def pool_of(
     transform: Transform | None = None,
     extra: Tree | None = None,
     skip_empty: bool = False,
+    contract: InputContract | None = None,
+    notes: Sequence[str] = (),
 ) -> FederatedData:
     """Return the federation's pool; report anything wrong with the examples in one sentence.
 
     ``x`` (N, ...) and ``y`` (N,) hold all examples, ``train``, ``test`` and ``val`` each client's rows of
     them. ``y`` holds class numbers or, where ``num_classes`` is 0, any numbers (N,) or (N, T). The last
     ``new_clients`` appear only in evaluation. ``extra`` holds each client's constants for the ``transform``,
-    leaves (clients, ...). A client without train rows is refused by name, or left out with ``skip_empty``.
+    leaves (clients, ...). ``contract`` and ``notes`` are kept as they are. A client without train rows is refused by
+    name, or left out with ``skip_empty``.
     """
     if not train:
         raise UserError("there are no clients: give at least one")
@@ -135,4 +139,6 @@ def pool_of(
         names=tuple(names[i] for i in keep),
         extra=tree.map(lambda leaf: leaf if len(keep) == len(train) else leaf[keep], extra or {}),
         transform=transform,
+        contract=contract,
+        notes=tuple(notes),
     )

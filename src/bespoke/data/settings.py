@@ -11,7 +11,15 @@ class DataSettings:
     """The ``[data]`` table: the examples, how they become clients, and how a client's rows are split."""
 
     name: str = knob("digits", "data set")
-    path: str = knob("", "pattern of the clients' archives, such as clients/*.npz", of="name")
+    path: str = knob("", "pattern of your own files, such as clients/*.npz, or the folder of your pictures", of="name")
+    client: str = knob("", "column of a table that names each row's client; empty = a client per file", of="name")
+    label: str = knob("", "column of a table that holds the classes or targets", of="name")
+    features: tuple[str, ...] = knob((), "columns of a table to use; empty = all but client and label", of="name")
+    categorical: tuple[str, ...] = knob((), "features that are categories although they look like numbers", of="name")
+    delimiter: str = knob(",", "what separates the cells of a CSV file", of="name")
+    size: int = knob(
+        0, "pixels per side that pictures are resized to; 0 = all have one size", low=0, high=4096, of="name"
+    )
     like: str = knob("", "data set whose shape, classes, own clients and domains the random rows have", of="name")
     pool: str = knob(
         "auto",

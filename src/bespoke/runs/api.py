@@ -22,6 +22,7 @@ from bespoke.core.task import Task, check_precision
 from bespoke.core.tree import Tree
 from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
+from bespoke.data.transforms import Step
 from bespoke.errors import UserError, shown
 from bespoke.gpu.launching import rehearse
 from bespoke.models import ModelSettings, build_task
@@ -189,7 +190,7 @@ def assemble(experiment: Experiment, parts: Built, backend: str, states: str, no
         states=states,
     )
     check_costs(experiment, pool, inner)
-    inner.notes += [*notes, *_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
+    inner.notes += [*notes, *pool.notes, *_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
         sharded = ShardedClients(inner)
@@ -236,7 +237,16 @@ def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
             "the data has one class: nothing to learn for a classifier; give rows of several classes, or set "
             "[objective] name, for example to regression"
         )
-    if not objective.classes and pool.num_classes:
+    if not objective.classes and pool.contract is not None and pool.contract.classes:
+        values = pool.contract.class_values()
+        if values is None:
+            raise UserError(
+                f"the targets are words, such as {pool.contract.classes[0]!r}, and the objective {objective.name!r} "
+                "needs numbers: give another label, or a classification"
+            )
+        y = torch.from_numpy(values)[pool.y.long()].to(torch.get_default_dtype())
+        pool = replace(pool, y=y, num_classes=0, contract=replace(pool.contract, classes=()))
+    elif not objective.classes and pool.num_classes:
         pool = replace(pool, y=pool.y.to(torch.get_default_dtype()), num_classes=0)
     if wrong := objective.complaint(pool.y):
         raise UserError(f"the targets do not fit the objective {objective.name!r}: {wrong}")
@@ -305,6 +315,7 @@ def federate(
     validation: float = 0.0,
     new_clients: int = 0,
     num_classes: int | None = None,
+    transform: Step | Sequence[Step] | None = None,
     out: str | Path | None = None,
     evaluate_every: int = 0,
     patience: int = 0,
@@ -316,9 +327,10 @@ def federate(
     ``model`` any module whose sub-module ``head`` maps features to outputs; its weights are the common
     start. ``objective`` is a name, such as ``classification`` or ``regression``, or your own :class:`Objective`, and
     ``metrics`` replace those it records, the first as the headline: names, or a dict of :class:`Metric`.
-    ``num_classes`` defaults to the largest label plus one. ``evaluate_every`` is the number of rounds between
-    evaluations; ``patience`` stops the run after this many evaluations without a better validation value.
-    ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
+    ``num_classes`` defaults to the largest label plus one. ``transform`` is what is done to examples at every access: a
+    function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several. ``evaluate_every`` is the number of
+    rounds between evaluations; ``patience`` stops the run after this many evaluations without a better validation
+    value. ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
     :func:`run`; ``out`` is as there.
     """
     processes.join()
@@ -357,6 +369,7 @@ def federate(
         seed=seed,
         skip_empty=experiment.training.skip_empty,
         classes=objective.classes,
+        transform=transform,
     )
     pool, key = _fitting(pool, objective), _init_key(seed)
     where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
@@ -410,7 +423,8 @@ def _digest(*parts: Any) -> str:
 
 def _data_digest(pool: FederatedData) -> str:
     rows = (pool.train, pool.test, pool.val)
-    return "sha256:" + _digest(pool.x, pool.y, pool.names, *(part for r in rows for part in (r.index, r.sizes)))
+    seen = () if pool.transform is None else (repr(pool.transform),)
+    return "sha256:" + _digest(pool.x, pool.y, pool.names, *(part for r in rows for part in (r.index, r.sizes)), *seen)
 
 
 def _model_digest(model: nn.Module, head: str) -> str:

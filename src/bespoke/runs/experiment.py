@@ -52,6 +52,12 @@ _LATER = (  # settings that older runs lack: at their defaults not hashed
     ("data", "keep_clients"),
     ("model", "start"),
     ("data", "between"),
+    ("data", "client"),
+    ("data", "label"),
+    ("data", "features"),
+    ("data", "categorical"),
+    ("data", "delimiter"),
+    ("data", "size"),
 )
 _KINDS = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
 

@@ -4,9 +4,7 @@ A data set is a function that receives its arguments by name: ``rng`` for random
 first line of its docstring describes it.
 """
 
-import glob
 import math
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +19,7 @@ from bespoke.data.examples import ClientArrays, Examples, join
 from bespoke.data.sources.archives import Allowance, plausible
 from bespoke.data.sources.catalogue import CATALOGUE
 from bespoke.data.sources.npz import Npz
+from bespoke.data.sources.own import csv, hf, image_folder, matched, named_by_file, parquet
 from bespoke.errors import UserError
 from bespoke.registry import closest
 
@@ -89,17 +88,8 @@ def two_level_gaussian(rng: np.random.Generator, clients: int, between: float) -
 
 def files(rng: np.random.Generator, path: str, num_classes: int, test: float) -> Examples:
     """Your own: one .npz per client at path, with x, y and optionally x_test, y_test."""
-    if not path:
-        raise UserError('[data] path is empty: give the pattern of the clients\' archives, such as "clients/*.npz"')
-    paths = [Path(p) for p in sorted(glob.glob(os.path.expanduser(path), recursive=True))]
-    if not paths:
-        raise UserError(
-            f"no file matches [data] path = {path!r} beside the experiment's file or below {os.getcwd()}: "
-            "correct the pattern"
-        )
-    twice = {p.stem for p in paths if sum(q.stem == p.stem for q in paths) > 1}
-    if twice:
-        raise UserError(f"several files are named {min(twice)!r}, which names the client: rename all but one")
+    paths = matched(path, "the clients' .npz archives")
+    named_by_file(paths)
     allowance = Allowance(min(memory.free(), plausible(paths)))
     return join([_read_client(each, allowance) for each in paths], num_classes, test, rng, classes=None)
 
@@ -132,6 +122,10 @@ _OF_BUILT_IN = {
     "synthetic_hierarchy": _Facts((1,), 0, owners=0),
     "synthetic_homogeneous": _Facts((1,), 0, owners=0),
     "files": _Facts((20,), 10, owners=0),
+    "csv": _Facts((20,), 10, owners=0),
+    "parquet": _Facts((20,), 10, owners=0),
+    "hf": _Facts((20,), 10, owners=0),
+    "image_folder": _Facts((3, 32, 32), 10, "uint8", owners=0),
 }
 _FEW_OWNERS = 5  # where the settings name no number of clients
 _HELD_OUT = 6  # every so manyth row is an official test row, as in CIFAR
@@ -179,4 +173,4 @@ def _facts(like: str) -> _Facts:
     return _Facts(entry.shapes[0], entry.classes, entry.dtype, levels, entry.owners, entry.domains, held_out)
 
 
-BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files, random)
+BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files, csv, parquet, hf, image_folder, random)

@@ -1,0 +1,155 @@
+"""What is done to examples at every access: functions ``fn(key, x, train) -> x`` that draw from their key alone.
+
+``key`` (2,) is that of a minibatch and is drawn from with ``bespoke.rng``, ``x`` (B, ...) are its examples as they are
+stored, and ``train`` is False in evaluation. The functions run for one client, or for many under ``torch.func.vmap``.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
+
+import torch
+from torch import Tensor
+
+from bespoke.core import rng
+from bespoke.core.tree import Tree
+from bespoke.errors import UserError, reason, shown
+
+Step = Callable[[Tensor, Tensor, bool], Tensor]
+
+_TRIED = 8  # rows that a transform is tried on
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """Subtract a mean and divide by a deviation: of each channel (B, C, H, W), or of each feature (B, F).
+
+    8-bit images are divided by 255 first.
+    """
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "deviation"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        if len(self.mean) != len(self.deviation) or not all(value > 0 for value in self.deviation):
+            raise UserError(f"{shown(self)} cannot normalise: give as many deviations as means, all above 0")
+
+    def __call__(self, key: Tensor, x: Tensor, train: bool) -> Tensor:
+        """Return x as floating numbers, normalised."""
+        if len(self.mean) not in (1, x.shape[1]):
+            raise UserError(f"{shown(self)} has {len(self.mean)} means for {x.shape[1]} channels or features")
+        x = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+        mean, deviation = (_constant(values, x.ndim - 2, x.device, x.dtype) for values in (self.mean, self.deviation))
+        return (x - mean) / deviation
+
+
+@functools.cache
+def _constant(values: tuple[float, ...], axes: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return values by channel (C, 1, 1, ...), copied to a device once."""
+    return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *(1,) * axes)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirror each image (B, C, H, W) left to right with a probability, in training."""
+
+    p: float = 0.5
+
+    def __call__(self, key: Tensor, x: Tensor, train: bool) -> Tensor:
+        """Return x with some images mirrored."""
+        if not train:
+            return x
+        mirrored = rng.uniform(key, (x.shape[0],)) < self.p
+        return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Move each image (B, C, H, W) by up to ``pad`` pixels either way, in training; what is uncovered becomes 0."""
+
+    pad: int = 4
+
+    def __call__(self, key: Tensor, x: Tensor, train: bool) -> Tensor:
+        """Return x with its images moved."""
+        if not train:
+            return x
+        count, channels, height, width = x.shape
+        padded = torch.nn.functional.pad(x, (self.pad,) * 4)
+        start = (rng.uniform(key, (count, 2)) * (2 * self.pad + 1)).floor().to(torch.int64)
+        row = start[:, :1] + torch.arange(height, device=x.device)
+        column = start[:, 1:] + torch.arange(width, device=x.device)
+        place = (row[:, :, None] * (width + 2 * self.pad) + column[:, None, :]).flatten(1)
+        return padded.flatten(2).gather(2, place[:, None, :].expand(-1, channels, -1)).reshape(x.shape)
+
+
+@dataclass(frozen=True, repr=False)
+class Steps:
+    """Steps one after another, each with a key of its own, as a pool's transform.
+
+    8-bit examples that no step turned into floating numbers are scaled to [-1, 1].
+    """
+
+    steps: tuple[Step, ...]
+
+    def __call__(self, key: Tensor, x: Tensor, extra: Tree, train: bool) -> Tensor:
+        """Return x (B, ...) after all steps; a client's constants are not used."""
+        for i, step in enumerate(self.steps):
+            x = step(rng.fold_in(key, i), x, train)
+            if not isinstance(x, Tensor):
+                raise UserError(f"the transform returns {shown(x)}: return the tensor x")
+        return x.to(torch.float32) / 127.5 - 1.0 if x.dtype == torch.uint8 else x
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(_named, self.steps))}]"
+
+
+def _named(step: Step) -> str:
+    """Return a text that tells one step from another: its settings, or its name and a hash of its code."""
+    if is_dataclass(step):
+        return repr(step)
+    code = getattr(step, "__code__", None)
+    content = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:8] if code else ""
+    return f"{step.__module__}.{getattr(step, '__qualname__', type(step).__qualname__)} {content}"
+
+
+def as_transform(given: Step | Sequence[Step] | None, x: Tensor) -> Steps | None:
+    """Return the transform of a function, or of several in order, after a trial on some examples ``x`` (N, ...)."""
+    if given is None:
+        return None
+    steps = Steps(tuple(given) if isinstance(given, Sequence) else (given,))
+    for step in steps.steps:
+        if not callable(step) or isinstance(step, type):
+            raise UserError(f"transform takes functions fn(key, x, train), such as Flip(), not {shown(step)}")
+    _try(steps, x[:_TRIED])
+    return steps
+
+
+def _try(steps: Steps, x: Tensor) -> None:
+    """Refuse a transform that is no pure function of key and examples, or loses rows."""
+    before, found = torch.get_rng_state(), list[Tensor]()
+    for train in (True, True, False, False):
+        try:
+            found.append(steps(rng.key(0), x.clone(), {}, train))
+        except UserError:
+            raise
+        except Exception as error:  # of a user's function
+            raise UserError(
+                f"the transform fails on examples of shape {tuple(x.shape)} ({type(error).__name__}: {reason(error)}): "
+                "it takes (key, x, train) and returns x"
+            ) from error
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise UserError(
+            "the transform draws from torch's generator, so a run could not be repeated: draw from its key, as in "
+            "bespoke.rng.uniform(key, (len(x),))"
+        )
+    for first, second in (found[:2], found[2:]):
+        if first.shape[:1] != x.shape[:1]:
+            raise UserError(
+                f"the transform turns {len(x)} examples into shape {tuple(first.shape)}: return as many rows"
+            )
+        if not torch.equal(first, second):
+            raise UserError("the transform gives two results for one key: draw from the key alone, with bespoke.rng")

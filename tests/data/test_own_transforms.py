@@ -1,0 +1,156 @@
+"""Transforms of one's own data: drawn from the key at every access, pure, and not frozen."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import bespoke
+from bespoke import rng
+from bespoke.data import Crop, Flip, Normalise, from_arrays
+from bespoke.errors import UserError
+
+IMAGES = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).reshape(2, 3, 4, 5)
+KEY = rng.key(3)
+
+
+def test_flip_draws_for_each_image():
+    x = IMAGES[:1].expand(64, -1, -1, -1)
+    found = Flip(0.25)(KEY, x, True)
+    flipped = (found == x.flip(-1)).flatten(1).all(dim=1)
+    assert ((found == x).flatten(1).all(dim=1) ^ flipped).all() and 5 <= int(flipped.sum()) <= 30
+    assert torch.equal(Flip(1.0)(KEY, x, False), x) and torch.equal(Flip(1.0)(KEY, x, True), x.flip(-1))
+
+
+def test_crop_moves_images_by_up_to_pad_and_fills_with_zeros():
+    x = (IMAGES[:1] + 1).expand(200, -1, -1, -1)
+    found, seen = Crop(1)(KEY, x, True), set()
+    for image in found:
+        moves = [
+            (down, right)
+            for down in (-1, 0, 1)
+            for right in (-1, 0, 1)
+            if torch.equal(
+                torch.nn.functional.pad(x[0], (1, 1, 1, 1))[:, 1 + down : 5 + down, 1 + right : 6 + right], image
+            )
+        ]
+        assert len(moves) == 1
+        seen.update(moves)
+    assert len(seen) == 9 and torch.equal(Crop(1)(KEY, x, False), x)
+
+
+def test_normalise_by_channel_and_by_feature():
+    found = Normalise((0.1, 0.2, 0.3), (0.5, 1.0, 2.0))(KEY, IMAGES, False)
+    assert torch.allclose(found[1, 2], (IMAGES[1, 2] / 255 - 0.3) / 2.0) and found.dtype == torch.float32
+    rows = torch.tensor([[10.0, 200.0]], dtype=torch.float64)
+    assert Normalise([8, 100], [2, 50])(KEY, rows, True).tolist() == [[1.0, 2.0]]
+    with pytest.raises(UserError, match="as many deviations as means, all above 0"):
+        Normalise((1.0,), (0.0,))
+    with pytest.raises(UserError, match="has 2 means for 3 channels or features"):
+        Normalise((1.0, 2.0), (1.0, 2.0))(KEY, IMAGES, True)
+
+
+def clients(images=True):
+    draws = np.random.default_rng(0)
+    x = draws.integers(0, 256, (12, 1, 4, 4), np.uint8) if images else draws.normal(size=(12, 3)).astype(np.float32)
+    return {name: (x, np.arange(12) % 2) for name in "ab"}
+
+
+def test_several_steps_have_keys_of_their_own_and_bytes_are_scaled_at_the_end():
+    seen = []
+
+    def look(key, x, train):
+        seen.append((key.tolist(), train))
+        return x
+
+    pool = from_arrays(clients(), transform=[look, Flip(1.0), look])
+    seen.clear()
+    found = pool.transform(KEY, pool.x, {}, True)
+    assert torch.equal(found, pool.x.flip(-1) / 127.5 - 1.0)
+    assert seen[0][0] != seen[1][0] and all(train for _, train in seen)
+    assert from_arrays(clients()).transform is None
+
+
+def noise(key, x, train):
+    return x + 0.1 * rng.normal(key, x.shape) if train else x
+
+
+def run(transform, backend="loop"):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    options = {"rounds": 2, "backend": backend, "device": "cpu", "transform": transform, "batch": 4}
+    return bespoke.federate(clients(images=False), model, "1", **options)
+
+
+def weights(done):
+    return torch.cat([leaf.flatten() for leaf in bespoke.tree.leaves(done.server)])
+
+
+def test_the_transform_runs_at_every_access_with_another_key():
+    seen = []
+
+    def look(key, x, train):
+        seen.append((tuple(key.tolist()), train))
+        return x
+
+    run(look)
+    keys = [key for key, train in seen if train]
+    assert len(keys) > 12 and len(set(keys)) >= len(keys) - 3  # those of the trial, and of the model's check, repeat
+    assert any(not train for _, train in seen)
+
+
+def test_backends_agree_and_the_hash_covers_the_transform():
+    loop, batched, plain = run(noise), run(noise, "batched"), run(None)
+    assert torch.allclose(weights(loop), weights(batched), atol=1e-6)
+    assert not torch.allclose(weights(loop), weights(plain), atol=1e-4)
+    assert len({done.experiment.hash() for done in (loop, plain, run(Normalise((0.0,), (2.0,))))}) == 3
+    assert loop.experiment.hash() == batched.experiment.hash()
+
+
+def torch_generator(key, x, train):
+    return x + torch.rand(x.shape)
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def own_generator(key, x, train):
+    return x + float(GENERATOR.random())
+
+
+@pytest.mark.parametrize(
+    ("transform", "sentence"),
+    [
+        (torch_generator, "draws from torch's generator, so a run could not be repeated: draw from its key"),
+        (own_generator, "gives two results for one key"),
+        (lambda key, x, train: x[:1], r"turns 8 examples into shape \(1, 3\): return as many rows"),
+        (lambda key, x, train: None, "returns None: return the tensor x"),
+        (lambda x: x, r"fails on examples of shape \(8, 3\) \(TypeError: .*it takes \(key, x, train\)"),
+        (3, r"takes functions fn\(key, x, train\), such as Flip\(\), not 3"),
+        (Flip, "takes functions"),
+    ],
+)
+def test_unfit_transforms(transform, sentence):
+    before = torch.get_rng_state()
+    with pytest.raises(UserError, match=sentence) as caught:
+        from_arrays(clients(images=False), transform=transform)
+    assert "\n" not in str(caught.value) and torch.equal(before, torch.get_rng_state())
+
+
+class Augmented(Dataset):
+    """Flips the sign of an example, by chance."""
+
+    def __init__(self, draws):
+        self.draws = draws
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return torch.ones(3) * (1 if not self.draws or torch.rand(()) < 0.5 else -1), i % 2
+
+
+def test_a_dataset_that_draws_is_refused():
+    assert len(from_arrays([Augmented(draws=False)]).x) == 40
+    with pytest.raises(UserError, match=r"client '0' gives another example \d+ each time .* give it as transform"):
+        from_arrays([Augmented(draws=True)])
