@@ -22,7 +22,7 @@ from bespoke.core.task import Task, check_precision
 from bespoke.core.tree import Tree
 from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError, reason, shown
 from bespoke.gpu.launching import rehearse
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
@@ -379,7 +379,13 @@ def federate(
 
 def _checked_maker(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     def made() -> nn.Module:
-        module = make()
+        try:
+            module = make()
+        except TypeError as error:
+            raise UserError(
+                f"federate(...) takes a torch module as its model, such as Net(), not {shown(make)}, which cannot be "
+                f"called without arguments: {reason(error)}"
+            ) from error
         if not isinstance(module, nn.Module):
             raise UserError(f"federate(model=...) is a function that returns {shown(module)}: return a torch module")
         return module

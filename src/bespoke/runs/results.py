@@ -192,7 +192,7 @@ class Run:
         """
         if out is None and isinstance(self.folder, TemporaryFolder):
             raise UserError(
-                "this run has no folder to keep its models in: give one, as in save_models('models'), or run it with out"
+                "this run has no folder to keep its models in: give one, as in save_models('models'), or run with out="
             )
         models, folder = self.models, self.folder.path / "models" if out is None else Path(out)
         if not processes.first():
