@@ -23,6 +23,8 @@ from bespoke.models.text import check_tokens
 from bespoke.report.metrics import Scores
 from bespoke.runs import exporting, model_files
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 def ready(task: Task, x: Tensor, transform: Transform | None, extra: Tree, key: Tensor | None = None) -> Tensor:
     """Prepare raw examples x (B, ...) for a model: transformed, in its type, on its device."""
@@ -61,9 +63,11 @@ class Inputs:
             )
         if not x.is_floating_point():
             return x.to(getattr(torch, self.dtype))
-        sound = torch.isfinite(x).reshape(len(x), -1).all(dim=1)
+        sound = (x.abs() <= _LARGEST).flatten(1).all(dim=1)
         if not sound.all():
-            raise UserError(f"row {int(sound.int().argmin())} of x holds NaN or infinity: fix or remove such rows")
+            raise UserError(
+                f"row {int(sound.int().argmin())} of x holds NaN, infinity or a number beyond float32: fix or remove it"
+            )
         return x
 
     def _numbers(self, x: Any) -> Tensor:
@@ -90,7 +94,6 @@ class PersonalModel:
     personal: Tree
     inputs: Inputs
     card: dict[str, Any]  # what a file says of it beside that: see ``about``
-    class_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         origin = self.card["method"]
@@ -105,6 +108,11 @@ class PersonalModel:
         """Where the model comes from: client, rows trained on, experiment, round, seed, versions, and its score."""
         about: dict[str, Any] = self.card["about"]
         return about
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class, where the data gave any."""
+        return tuple(self.card["class_names"])
 
     # --- predictions ------------------------------------------------------------------------------------------------
 
@@ -264,7 +272,7 @@ def load_model(
     task = model_files.rebuilt_task(card, constants, numbers, goal, model, trust_code, where)
     change = model_files.rebuilt_transform(card, transform, trust_code, where)
     inputs = Inputs(tuple(card["shape"]), card["takes"], change, extra, tuple(card["feature_names"]))
-    found = PersonalModel(method, task, personal, inputs, card, tuple(card["class_names"]))
+    found = PersonalModel(method, task, personal, inputs, card)
     _try(found, where)
     try:
         return found.on(device)

@@ -122,18 +122,14 @@ class Run:
         trees = clients.personal(self.last_round, everyone, shared, own)  # as they were evaluated last, to the bit
         card = self._card()
         scores, pool = self._scores(), self.pool
-        kind = str(pool.x.dtype).removeprefix("torch.")
-        features, classes = (tuple(getattr(pool, names, ())) for names in ("feature_names", "class_names"))
+        shape, kind, features = tuple(card["shape"]), card["takes"], tuple(card["feature_names"])
         return {
             name: PersonalModel(
                 algorithm,
                 task,
                 personal,
-                Inputs(
-                    tuple(pool.x.shape[1:]), kind, pool.transform, tree.map(lambda t, i=i: t[i], pool.extra), features
-                ),
+                Inputs(shape, kind, pool.transform, tree.map(lambda leaf, i=i: leaf[i].clone(), pool.extra), features),
                 card | {"about": card["about"] | {"client": name, "rows": pool.train.sizes[i], "score": scores.get(i)}},
-                classes,
             )
             for i, (name, personal) in enumerate(zip(pool.names, trees, strict=True))
         }
@@ -141,6 +137,7 @@ class Run:
     def _card(self) -> dict[str, Any]:
         """Return what the files of all clients' models say alike."""
         task, pool, experiment = self.federation.task, self.pool, self.experiment
+        contract = getattr(pool, "contract", None)  # the names that the data gave to features and classes
         return {
             "model": model_files.model_origin(experiment, task),
             "method": model_files.method_origin(experiment),
@@ -152,8 +149,8 @@ class Run:
             "parameters": {name: list(shape) for name, shape in task.shapes.items()},
             "shape": list(pool.x.shape[1:]),
             "takes": str(pool.x.dtype).removeprefix("torch."),
-            "feature_names": list(getattr(pool, "feature_names", ())),
-            "class_names": list(getattr(pool, "class_names", ())),
+            "feature_names": list(contract.features) if contract else [],
+            "class_names": list(contract.classes) if contract else [],
             "holds": experiment.method.holds,
             "about": {
                 "experiment": experiment.hash(),
