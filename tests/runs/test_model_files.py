@@ -14,15 +14,13 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from personal_models import CLASSES, DIM, NEW, ROWS, Net, federated, hospitals, shipped
 from small_runs import experiment
 from torch import nn
 
 import bespoke
 from bespoke import UserError, load_model
 from bespoke.core.algorithm import Algorithm
-
-DIM, CLASSES, ROWS = 6, 3, 12
-NEW = np.random.default_rng(7).normal(size=(9, DIM)).astype(np.float32)
 
 OWN_NET = """
 from pathlib import Path
@@ -56,33 +54,6 @@ for path in sorted(Path("models").rglob("*.safetensors")):
     found[f"{path.parent.name}/{path.stem}"] = torch.cat([model.logits(x), model.predict_proba(x)], dim=1).numpy()
 np.savez("found.npz", **found)
 """
-
-
-class Net(nn.Module):
-    def __init__(self, width=8):
-        super().__init__()
-        self.inner, self.norm, self.fc = nn.Linear(DIM, width), nn.LayerNorm(width), nn.Linear(width, CLASSES)
-
-    def forward(self, x):
-        return self.fc(torch.relu(self.norm(self.inner(x))))
-
-
-def hospitals():
-    draw = np.random.default_rng(0)
-    return {f"h{i}": (draw.normal(size=(ROWS, DIM)).astype(np.float32), np.arange(ROWS) % CLASSES) for i in range(5)}
-
-
-def federated(name="fedavg", model=None, **settings):
-    settings = {"rounds": 1, "batch": ROWS, "lr": 0.1, "device": "cpu", "backend": "loop"} | settings
-    torch.manual_seed(0)
-    return bespoke.federate(hospitals(), model or Net(), "fc", name, **settings)
-
-
-def shipped(name, data, model):
-    """A run on a data set and a model by name."""
-    parts = {"data": bespoke.DataSettings(**data), "model": bespoke.ModelSettings(**model)}
-    training = bespoke.Training(rounds=1, batch=4, lr=0.1, steps=2)
-    return bespoke.run(bespoke.Experiment(algorithm=name, training=training, **parts), device="cpu", backend="loop")
 
 
 def saved(run, path, client="h1"):
@@ -208,7 +179,10 @@ def test_saving_says_that_pfedgp_keeps_features_of_rows(tmp_path, capsys):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"data": {"name": "digits", "clients": 4, "subsample": 0.1}, "model": {"name": "cnn", "norm": "group", "width": 4, "hidden": 8}},
+        {
+            "data": {"name": "digits", "clients": 4, "subsample": 0.1},
+            "model": {"name": "cnn", "norm": "group", "width": 4, "hidden": 8},
+        },
         {
             "data": {"name": "random", "like": "cifar10", "rows": 60, "normalise": "cifar", "clients": 4},
             "model": {"name": "cnn", "width": 4, "hidden": 8},
@@ -289,6 +263,7 @@ class Own(bespoke.Algorithm):
     (tmp_path / "mine.py").write_text(OWN_NET + method)
     yield lambda: __import__("mine")
     sys.modules.pop("mine", None)
+    bespoke.ALGORITHMS.pop("mine:Own", None)
 
 
 def test_code_is_imported_only_where_it_is_trusted(own_module):

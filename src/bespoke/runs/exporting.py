@@ -39,9 +39,9 @@ class _Graph(nn.Module):
                     place.add_module(parent, nn.Module())
                 place = place.get_submodule(parent)
             if leaf.is_floating_point():
-                place.register_parameter(name, nn.Parameter(leaf.detach(), requires_grad=False))
+                place.register_parameter(name, nn.Parameter(leaf.detach().clone(), requires_grad=False))
             else:
-                place.register_buffer(name, leaf)
+                place.register_buffer(name, leaf.clone())
             self._places[path] = place, name
 
     def forward(self, x: Tensor) -> Tensor:
