@@ -21,6 +21,8 @@ from torch import nn
 import bespoke
 from bespoke import UserError, load_model
 from bespoke.core.algorithm import Algorithm
+from bespoke.data import DATASETS, Examples
+from bespoke.models import MODELS
 
 OWN_NET = """
 from pathlib import Path
@@ -188,6 +190,17 @@ def test_saving_says_that_pfedgp_keeps_features_of_rows(tmp_path, capsys):
             "model": {"name": "cnn", "width": 4, "hidden": 8},
         },
         {
+            "data": {
+                "name": "random",
+                "like": "cifar10",
+                "rows": 90,
+                "degrade": "fedpce",
+                "partition": "degradations",
+                "clients": 6,
+            },
+            "model": {"name": "linear"},
+        },
+        {
             "data": {"name": "random", "like": "mnist", "rows": 60, "clients": 4},
             "model": {"name": "mlp", "hidden": 8},
         },
@@ -196,7 +209,7 @@ def test_saving_says_that_pfedgp_keeps_features_of_rows(tmp_path, capsys):
             "model": {"name": "sent140_lstm", "vocabulary": 10000},
         },
     ],
-    ids=["digits", "moments", "bytes", "tokens"],
+    ids=["digits", "moments", "degraded", "bytes", "tokens"],
 )
 def test_shipped_models_and_scalings_need_their_names_alone(changes, tmp_path):
     run = shipped("fedper", **changes)
@@ -281,6 +294,33 @@ def test_code_is_imported_only_where_it_is_trusted(own_module):
     assert same(model, load_model("a.safetensors", model=mine.Net, algorithm=mine.Own(rate=0.25)))
 
 
+def test_an_installed_package_is_imported_only_where_it_is_trusted(sound, tmp_path, monkeypatch):
+    _, card, tensors = sound
+    path = written(tmp_path / "b", card | {"model": {"name": "theirs", "settings": {"hidden": 5}}}, tensors)
+    loaded = []
+
+    def load():
+        loaded.append("theirs")
+        return lambda input_shape, num_classes, hidden: MODELS["mlp"].build(
+            bespoke.ModelSettings("mlp", "none", hidden), input_shape, num_classes
+        )
+
+    monkeypatch.setattr(MODELS, "offered", lambda: {"theirs": types.SimpleNamespace(load=load)})
+    with pytest.raises(UserError, match=r"its model 'theirs' is of an installed package, .*trust_code=True"):
+        load_model(path)
+    assert not loaded
+    load_model(path, trust_code=True)
+    assert loaded == ["theirs"]
+    del MODELS["theirs"]
+
+
+def test_a_registered_model_is_known_by_its_name(sound, tmp_path):
+    _, card, tensors = sound
+    path = written(tmp_path / "b", card | {"model": {"name": "registered", "settings": {}}}, tensors)
+    with pytest.raises(UserError, match="there is no model 'registered'"):
+        load_model(path)
+
+
 def test_the_seed_covers_the_weights_of_a_factory():
     one, two, other = (federated("local", Net, seed=seed, lr=1e-30) for seed in (0, 0, 1))
     assert same(one.models["h0"], two.models["h0"]) and not same(one.models["h0"], other.models["h0"])
@@ -311,6 +351,29 @@ def test_objects_are_given_again(tmp_path):
     ]:
         with pytest.raises(UserError, match=why):
             load_model(path, algorithm=Local(), model=wrong)
+
+
+def halved(key, x, extra, train):
+    return x.to(torch.float32) / 2
+
+
+def test_an_own_transform_is_named_or_given_again(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    path = tmp_path / "a.safetensors"
+    for transform, why in [
+        (halved, rf"its transform is code .*'{halved.__module__}:halved'.*trust_code=True"),
+        (lambda *args: halved(*args), r"its transform was an object of a program, .*transform=\.\.\."),
+    ]:
+        monkeypatch.setitem(
+            DATASETS.data, "mine", DATASETS.read(lambda t=transform: Examples(x, y, 3, transform=t), "")
+        )
+        model = saved(shipped("fedavg", {"name": "mine", "clients": 3}, {"name": "linear"}), path, "0")
+        with pytest.raises(UserError, match=why):
+            load_model(path)
+        assert same(model, load_model(path, transform=transform), x[:5])
+        other = load_model(path, transform=lambda key, x, extra, train: x)
+        assert not same(model, other, x[:5])
 
 
 def test_an_own_objective_is_given_again(tmp_path):

@@ -204,7 +204,7 @@ class PersonalModel:
     def write(self, path: str | Path) -> None:
         """Write the file of :meth:`save`, without a word."""
         extra, constants = self.inputs.extra, self.task.constants()
-        model_files.write(path, self.card, self.personal, constants, extra, self.about.get("experiment", ""))
+        model_files.write(path, self.card, self.personal, constants, extra, str(self.about.get("experiment", "")))
 
     # --- other programs ---------------------------------------------------------------------------------------------
 
