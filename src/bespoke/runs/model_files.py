@@ -264,8 +264,8 @@ def _by_name(registry: Registry[Any], origin: Origin, what: str, argument: str, 
         return str(origin["path"])
     if not trust and origin["name"] in registry.offered():
         raise UserError(
-            f"{where}: its {what} {origin['name']!r} is of an installed package, which loading would import: if you trust "
-            f"it, load it with trust_code=True, or give {argument}=..."
+            f"{where}: its {what} {origin['name']!r} is of an installed package, which loading would import: if you "
+            f"trust it, load it with trust_code=True, or give {argument}=..."
         )
     registry.find(origin["name"], where)  # a sentence if there is none
     return str(origin["name"])
