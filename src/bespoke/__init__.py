@@ -68,6 +68,8 @@ _NAMES = {
     "run": "bespoke.runs.api",
     "federate": "bespoke.runs.api",
     "Run": "bespoke.runs.results",
+    "PersonalModel": "bespoke.runs.personal",
+    "load_model": "bespoke.runs.personal",
     "check_method": "bespoke.contract",
     "compare": "bespoke.report",
     "summarise": "bespoke.report",

@@ -40,7 +40,7 @@ def seeded(kind):
 
 
 @pytest.mark.parametrize("name", bespoke.ALGORITHMS)
-def test_constants_stay_and_are_in_no_tree(name):
+def test_constants_stay_and_are_in_no_tree(name, tmp_path):
     model = seeded(Net)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     run = federated(name, model)
@@ -49,7 +49,7 @@ def test_constants_stay_and_are_in_no_tree(name):
     assert all(torch.equal(value, before[key]) for key, value in constants.items())
     trees = bespoke.tree.flatten({"server": run.server, **{key: m.personal for key, m in run.models.items()}})
     assert not [key for key in trees if key.rpartition("/")[2] in constants]
-    saved = safetensors.torch.load_file(run.save_models() / "0.safetensors")
+    saved = safetensors.torch.load_file(run.save_models(tmp_path) / "0.safetensors")
     assert all(torch.equal(saved[f"constants/{key}"], value) for key, value in constants.items())
     assert run.models["0"].logits(np.zeros((2, DIM), np.float32)).shape == (2, CLASSES)
 

@@ -64,6 +64,8 @@ class Algorithm:
     private: ClassVar[tuple[str, ...]] = ()
     # Whether targets must be class numbers: such a method is refused for other objectives.
     needs_classes: ClassVar[bool] = False
+    # What of the client's own rows its personal model holds, in words: said when that is saved.
+    holds: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Refuse a hyper-parameter that is out of its range."""

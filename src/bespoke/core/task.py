@@ -127,6 +127,11 @@ class Task:
             return self._build()
 
     @property
+    def head_name(self) -> str:
+        """The dotted name of the sub-module that is the head."""
+        return self._prefix[:-1]
+
+    @property
     def num_classes(self) -> int:
         """C, the number of classes; refused where the objective has none."""
         if not self.objective.classes:
@@ -156,6 +161,17 @@ class Task:
     def constants(self) -> dict[str, Tensor]:
         """Return frozen parameters and buffers by name: what a saved model needs besides its parameters."""
         return {name: value for name, value in _constants(self._module).items() if name not in self.shapes}
+
+    def on(self, device: torch.device | str) -> "Task":
+        """Return the same task, with the same constants, on another device and in fp32."""
+
+        def build() -> nn.Module:
+            module = copy.deepcopy(self._module)
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(name in self.shapes)
+            return module
+
+        return Task(build, self.head_name, self.num_outputs, device, self.dtype, "fp32", self.objective)
 
     def logits(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Map x (B, ...) to outputs (B, O). A training loss passes ``key=batch.key``, by which random layers draw."""

@@ -179,7 +179,7 @@ class SharedGroupNorm(GroupNorm):
 
     def _plain(self, input: Tensor) -> Tensor:
         standard = F.group_norm(input, self.num_groups, eps=self.eps)
-        parts = standard.reshape(len(input), self.num_groups, -1)
+        parts = standard.reshape(input.shape[0], self.num_groups, -1)
         return (parts * self.weight[:, None] + self.bias[:, None]).reshape(input.shape)
 
     def _by_channel(self) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ from bespoke.core.tree import Tree
 from bespoke.errors import UserError, reason
 from bespoke.files import write_atomic
 
-_CONSTANTS = "constants/"  # how a saved model names frozen parameters and buffers
+CONSTANTS = "constants/"  # how a saved model names frozen parameters and buffers
+INPUTS = "inputs/"  # how it names the constants of its inputs' transform
 
 
 def read_start(path: str, task: Task) -> Tree:
@@ -27,8 +28,8 @@ def read_start(path: str, task: Task) -> Tree:
         raise UserError(f"{where}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
         raise UserError(f"{where}: is not a .safetensors file: {reason(error)}") from None
-    weights = {name: leaf for name, leaf in found.items() if not name.startswith(_CONSTANTS)}
-    constants = {name.removeprefix(_CONSTANTS): leaf for name, leaf in found.items() if name not in weights}
+    weights = {name: leaf for name, leaf in found.items() if not name.startswith((CONSTANTS, INPUTS))}
+    constants = {name.removeprefix(CONSTANTS): leaf for name, leaf in found.items() if name.startswith(CONSTANTS)}
     wrong = _difference(weights, task)
     if wrong:
         raise UserError(f"{where}: these are not the weights of this model: {wrong}")
@@ -55,7 +56,7 @@ def _difference(weights: dict[str, Tensor], task: Task) -> str:
 
 def write_start(path: str | Path, weights: Tree, task: Task) -> None:
     """Write a model's parameters and constants as a file that ``[model] start`` takes."""
-    held = weights | {_CONSTANTS + name: leaf for name, leaf in task.constants().items()}
+    held = weights | {CONSTANTS + name: leaf for name, leaf in task.constants().items()}
     write_atomic(
         path, safetensors.torch.save({name: leaf.detach().cpu().contiguous().clone() for name, leaf in held.items()})
     )

@@ -62,7 +62,7 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, T, inputs) to (B, T, hidden)."""
         driven = x @ self.weight_x.T + self.bias  # (B, T, 4 hidden)
-        h = c = driven.new_zeros(len(x), self.hidden)
+        h = c = driven.new_zeros(x.shape[0], self.hidden)
         outputs = []
         for step in driven.unbind(1):
             i, f, g, o = (step + h @ self.weight_h.T).chunk(4, 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.clients import BatchedClients, SequentialClients, ShardedClients, processes
 from bespoke.clients.states import KINDS
-from bespoke.core import rng
+from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData
 from bespoke.core.objective import OBJECTIVES, Metric, Objective, ObjectiveSettings
@@ -23,7 +23,7 @@ from bespoke.core.tree import Tree
 from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.data.transforms import Step
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError, reason, shown
 from bespoke.gpu.launching import rehearse
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
@@ -33,7 +33,9 @@ from bespoke.runs.costs import check_costs
 from bespoke.runs.execution import Options, execute
 from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import QUICK, Evaluation, Federation
-from bespoke.runs.results import Run, ready
+from bespoke.runs.model_files import path_of
+from bespoke.runs.personal import ready
+from bespoke.runs.results import Run
 from bespoke.runs.spreading import choose, gathered
 
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
@@ -153,7 +155,7 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
     targets = pool.y[rows].to(task.device, task.dtype if pool.y.is_floating_point() else None)
 
     def check() -> None:
-        x = ready(pool, task, pool.x[rows])
+        x = ready(task, pool.x[rows], pool.transform, tree.map(lambda leaf: leaf[0], pool.extra))
         if x.is_floating_point():  # of moderate size: this is about the model, not about a client's units
             x = x / x.abs().amax().clamp(min=1.0)
         task.check(x, targets)
@@ -304,7 +306,7 @@ def data_of(experiment: Experiment) -> tuple[FederatedData, dict[str, Any]]:
 
 def federate(
     clients: Mapping[str, Any] | Sequence[Any],
-    model: nn.Module,
+    model: nn.Module | Callable[[], nn.Module],
     head: str,
     algorithm: Algorithm | str = "fedavg",
     *,
@@ -325,16 +327,19 @@ def federate(
 
     ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
     ``model`` any module whose sub-module ``head`` maps features to outputs; its weights are the common
-    start. ``objective`` is a name, such as ``classification`` or ``regression``, or your own :class:`Objective`, and
-    ``metrics`` replace those it records, the first as the headline: names, or a dict of :class:`Metric`.
-    ``num_classes`` defaults to the largest label plus one. ``transform`` is what is done to examples at every access: a
-    function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several. ``evaluate_every`` is the number of
-    rounds between evaluations; ``patience`` stops the run after this many evaluations without a better validation
-    value. ``settings`` are keys of the ``[training]`` table (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
+    start. It may also be a function without arguments, or a class, that makes the module: then ``seed`` decides the
+    weights, and a saved model can name it. ``objective`` is a name, such as ``classification`` or ``regression``, or
+    your own :class:`Objective`, and ``metrics`` replace those it records, the first as the headline: names, or a dict
+    of :class:`Metric`. ``num_classes`` defaults to the largest label plus one. ``transform`` is what is done to
+    examples at every access: a function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several.
+    ``evaluate_every`` is the number of rounds between evaluations; ``patience`` stops the run after this many
+    evaluations without a better validation value. ``settings`` are keys of the ``[training]`` table
+    (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
     :func:`run`; ``out`` is as there.
     """
     processes.join()
-    if not isinstance(model, nn.Module):
+    make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
+    if not callable(make):
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
     _check_arguments("federate", settings, [*Training.__dataclass_fields__, *_DEFAULTS])
     chosen = cast(Options, {name: settings.pop(name, default) for name, default in _DEFAULTS.items()})
@@ -375,7 +380,8 @@ def federate(
     where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
     own = pick_precision(chosen["precision"], where, dtype)
     outputs = objective.num_outputs(pool.y, pool.num_classes)
-    task = Task(lambda: copy.deepcopy(model), head, outputs, where, dtype, own, objective, key)
+    task = Task(_checked_maker(make), head, outputs, where, dtype, own, objective, key)
+    params = task.init(key)
     experiment = replace(
         experiment,
         data=DataSettings(
@@ -386,10 +392,34 @@ def federate(
             new_clients=new_clients,
             num_classes=pool.num_classes,
         ),
-        model=ModelSettings(f"own:{type(model).__name__}:{_model_digest(model, head)}"),
+        model=ModelSettings(_own_name(model, head, params, task.constants())),
         objective=_objective_settings(objective),
     )
-    return carry_out(experiment, Built(pool, task, task.init(key), {}), out, **chosen)
+    return carry_out(experiment, Built(pool, task, params, {}), out, **chosen)
+
+
+def _checked_maker(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def made() -> nn.Module:
+        try:
+            module = make()
+        except TypeError as error:
+            raise UserError(
+                f"federate(...) takes a torch module as its model, such as Net(), not {shown(make)}, which cannot be "
+                f"called without arguments: {reason(error)}"
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise UserError(f"federate(model=...) is a function that returns {shown(module)}: return a torch module")
+        return module
+
+    return made
+
+
+def _own_name(model: nn.Module | Callable[[], nn.Module], head: str, params: Tree, constants: Tree) -> str:
+    """Return the name of a user's model in the record: its class, or what makes it, and a hash of its first weights."""
+    if isinstance(model, nn.Module):
+        return f"own:{type(model).__name__}:{_model_digest(model, head)}"
+    digest = _digest(head, tuple(params), *params.values(), tuple(constants), *constants.values())
+    return f"own:{path_of(model) or getattr(model, '__name__', 'function')}:{digest}"
 
 
 def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]) -> Run:

@@ -253,7 +253,7 @@ def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any
             f"{path}: [algorithm] name must be that of the file, {algorithm!r}, not {shown(method['name'])}"
         )
     read_algorithm(method, f"{path}: [algorithm]")
-    training = _read_fields(extra.get("training", {}), Training, f"{path}: [training]")
+    training = read_fields(extra.get("training", {}), Training, f"{path}: [training]")
     return {"algorithm": method, "training": tables.get("training", {}) | training}
 
 
@@ -283,7 +283,7 @@ def _override(tables: dict[str, Any], text: str, method: Algorithm | None = None
     parsed = _value(value, where)
     if typing.get_type_hints(kind).get(key) is str and not isinstance(parsed, str):
         parsed = value  # digits may be a string
-    _read_fields({key: parsed}, kind, f"{where}: [{table}]")
+    read_fields({key: parsed}, kind, f"{where}: [{table}]")
     tables[table] = before | {key: parsed}
 
 
@@ -325,14 +325,14 @@ def from_tables(tables: dict[str, Any], where: str, method: Algorithm | None = N
 def _read_tables(tables: dict[str, Any], where: str, method: Algorithm | None = None) -> dict[str, Any]:
     _check_tables(tables, _KNOWN, where)
     parts = {
-        name: kind(**_read_fields(tables.get(name, {}), kind, f"{where}: [{name}]")) for name, kind in _TABLES.items()
+        name: kind(**read_fields(tables.get(name, {}), kind, f"{where}: [{name}]")) for name, kind in _TABLES.items()
     }
     table = tables.get("algorithm", _FEDAVG)
     if method is None or table.get("name") in [None, *ALGORITHMS]:
         method = read_algorithm(table, f"{where}: [algorithm]")
     else:
         fields = {k: v for k, v in table.items() if k != "name"}
-        method = dataclasses.replace(method, **_read_fields(fields, type(method), f"{where}: [algorithm]"))
+        method = dataclasses.replace(method, **read_fields(fields, type(method), f"{where}: [algorithm]"))
     seed = _seed(tables.get("seed", 0), f"{where}: seed")
     return {**parts, "algorithm": method, "algorithm_name": table["name"], "seed": seed}
 
@@ -343,7 +343,7 @@ def read_algorithm(table: dict[str, Any], where: str) -> Algorithm:
         raise UserError(f"{where} needs a name, one of {', '.join(ALGORITHMS)}")
     method = ALGORITHMS.find(table["name"], where)()
     fields = {k: v for k, v in table.items() if k != "name"}
-    return dataclasses.replace(method, **_read_fields(fields, type(method), where))
+    return dataclasses.replace(method, **read_fields(fields, type(method), where))
 
 
 def name_of(method: Algorithm) -> str:
@@ -356,7 +356,8 @@ def name_of(method: Algorithm) -> str:
     return min(names, key=lambda name: sum(values[k] != v for k, v in dataclasses.asdict(listed[name]).items()))
 
 
-def _read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str, Any]:
+def read_fields(table: dict[str, Any], kind: type[Any], where: str) -> dict[str, Any]:
+    """Return a table's values, each in the type of the field of ``kind`` that it names."""
     hints = typing.get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     values = {}
@@ -376,7 +377,7 @@ def _checked(settings: Any, kind: type[Any], where: str) -> Any:
     if not isinstance(settings, kind):
         raise UserError(f"{where} must be a {kind.__name__}, not {shown(settings)}")
     fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(kind) if f.init}
-    return dataclasses.replace(settings, **_read_fields(fields, kind, where))
+    return dataclasses.replace(settings, **read_fields(fields, kind, where))
 
 
 def _seed(value: Any, where: str) -> int:

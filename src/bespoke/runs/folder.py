@@ -72,9 +72,12 @@ def _undo(folder: RunFolder) -> None:
         (folder.path / "config.toml").unlink(missing_ok=True)  # last: until here the folder holds a run
 
 
+class TemporaryFolder(RunFolder):
+    """The folder of a run that was given none; it is removed once nothing refers to it."""
+
+
 def _temporary_folder() -> RunFolder:
-    """Make a folder that is removed once nothing refers to it."""
-    folder = RunFolder.create(tempfile.mkdtemp(prefix="bespoke-"))
+    folder = TemporaryFolder.create(tempfile.mkdtemp(prefix="bespoke-"))
     weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
     return folder
 

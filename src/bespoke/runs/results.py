@@ -2,7 +2,10 @@
 
 import contextlib
 import hashlib
+import math
 import os
+import platform
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,60 +14,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import safetensors
-import safetensors.torch
 import torch
-from torch import Tensor
 
+from bespoke import __version__
 from bespoke.clients import processes, states
-from bespoke.core import rng, tree
-from bespoke.core.algorithm import Algorithm
+from bespoke.core import tree
 from bespoke.core.data import FederatedData
-from bespoke.core.task import Task
 from bespoke.core.tree import Tree
-from bespoke.engine.rows import ClientRows
 from bespoke.errors import UserError
-from bespoke.files import write_atomic
 from bespoke.models.start import write_start
-from bespoke.records import RESUME, RunFolder
+from bespoke.records import RunFolder
+from bespoke.report.metrics import Scores
 from bespoke.report.summary import Evaluations, pick, sentence, summarise
+from bespoke.runs import model_files
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.federation import Federation
+from bespoke.runs.folder import TemporaryFolder
 from bespoke.runs.lock import FolderLock
+from bespoke.runs.personal import Inputs, PersonalModel
 
 _RESERVED = {"", "con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}
-
-
-@dataclass(frozen=True)
-class PersonalModel:
-    """One client's own model."""
-
-    algorithm: Algorithm
-    task: Task
-    personal: Tree
-    pool: FederatedData
-    client: int
-
-    def logits(self, x: Any) -> Tensor:
-        """Return outputs (B, O) for examples x (B, ...) in the form of the client's own data."""
-        with torch.no_grad():
-            examples = ready(self.pool, self.task, torch.as_tensor(x), self.client)
-            out = self.algorithm.predict(self.task, self.personal, examples)
-        return next(iter(out.values())) if isinstance(out, dict) else out
-
-    def predict(self, x: Any) -> Tensor:
-        """Predict for examples x (B, ...): classes (B,), numbers or labels, by the objective."""
-        return self.task.objective.predictions(self.logits(x))
-
-
-def ready(pool: FederatedData, task: Task, x: Tensor, client: int = 0) -> Tensor:
-    """Prepare raw examples x (B, ...) for a client's model: transformed, in its type, on its device."""
-    rows = torch.arange(len(x), device=task.device)
-    extra = tree.map(lambda t: t[client].to(task.device), pool.extra)
-    data = ClientRows(
-        x.to(task.device), torch.zeros_like(rows), rows, rows.new_tensor(len(x)), extra, pool.transform, task.dtype
-    )
-    return data.gather(rows, rng.key(0, task.device), train=False)[0]
 
 
 @dataclass(repr=False)
@@ -151,32 +120,90 @@ class Run:
         algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.inspect()
         shared, own = self.federation.down(self.server, everyone)
         trees = clients.personal(self.last_round, everyone, shared, own)  # as they were evaluated last, to the bit
+        card = self._card()
+        scores, pool = self._scores(), self.pool
+        shape, kind, features = tuple(card["shape"]), card["takes"], tuple(card["feature_names"])
         return {
-            name: PersonalModel(algorithm, task, personal, self.pool, i)
-            for i, (name, personal) in enumerate(zip(self.pool.names, trees, strict=True))
+            name: PersonalModel(
+                algorithm,
+                task,
+                personal,
+                Inputs(shape, kind, pool.transform, tree.map(lambda leaf, i=i: leaf[i].clone(), pool.extra), features),
+                card | {"about": card["about"] | {"client": name, "rows": pool.train.sizes[i], "score": scores.get(i)}},
+            )
+            for i, (name, personal) in enumerate(zip(pool.names, trees, strict=True))
         }
 
-    def save_models(self) -> Path:
-        """Write every personal model as ``models/NAME.safetensors`` in the run's folder.
+    def _card(self) -> dict[str, Any]:
+        """Return what the files of all clients' models say alike."""
+        task, pool, experiment = self.federation.task, self.pool, self.experiment
+        contract = getattr(pool, "contract", None)  # the names that the data gave to features and classes
+        return {
+            "model": model_files.model_origin(experiment, task),
+            "method": model_files.method_origin(experiment),
+            "objective": model_files.objective_origin(experiment, task.objective),
+            "transform": model_files.transform_origin(pool, experiment.data),
+            "head": task.head_name,
+            "outputs": task.num_outputs,
+            "dtype": str(task.dtype).removeprefix("torch."),
+            "parameters": {name: list(shape) for name, shape in task.shapes.items()},
+            "shape": list(pool.x.shape[1:]),
+            "takes": str(pool.x.dtype).removeprefix("torch."),
+            "feature_names": list(contract.features) if contract else [],
+            "class_names": list(contract.classes) if contract else [],
+            "holds": experiment.method.holds,
+            "about": {
+                "experiment": experiment.hash(),
+                "round": self.last_round,
+                "seed": experiment.seed,
+                "precision": task.precision,
+                "versions": {"bespoke": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            },
+        }
 
-        The model's constants (frozen parameters and buffers), if it has any, are there under ``constants/``. The
-        files' names are those of :func:`file_names`. A file there that is no model of this run is not overwritten but
-        refused by name, and so is a folder in which another process runs.
+    def _scores(self) -> dict[int, dict[str, Any]]:
+        """Return each client's last recorded value of the headline metric on its own test rows, and what it is."""
+        try:
+            metric, view = self.summary["metric"], self.summary["headline"]
+            lines = {line["client"]: line for line in self.folder.clients() if _scored(line, metric, view)}
+        except UserError:  # the folder is gone or damaged
+            return {}
+        values = {client: float(Scores.of_lines([line], metric).values()[0]) for client, line in lines.items()}
+        return {
+            client: {
+                "metric": metric,
+                "value": value if math.isfinite(value) else None,
+                "of": "the client's own test rows",
+                "rows": lines[client]["total"],
+                "view": view,
+                "round": lines[client]["round"],
+            }
+            for client, value in values.items()
+        }
+
+    def save_models(self, out: str | Path | None = None) -> Path:
+        """Write every personal model as ``NAME.safetensors`` in a folder, by default ``models`` in the run's own.
+
+        :func:`load_model` loads them. The files' names are those of :func:`file_names`. A file there that is no model
+        of this run is not overwritten but refused by name, and so is a run's folder in which another process runs.
         """
-        models, folder = self.models, self.folder.path / "models"
+        if out is None and isinstance(self.folder, TemporaryFolder):
+            raise UserError(
+                "this run has no folder to keep its models in: give one, as in save_models('models'), or run with out="
+            )
+        models, folder = self.models, self.folder.path / "models" if out is None else Path(out)
         if not processes.first():
             return folder
-        found = self.federation.task.constants()
-        constants, owner = {"constants": found} if found else {}, self.experiment.hash()
-        with contextlib.closing(FolderLock(self.folder.path)):
+        owner = self.experiment.hash()
+        with contextlib.closing(FolderLock(self.folder.path)) if out is None else contextlib.nullcontext():
             RunFolder.create(folder)
             for file, model in zip(file_names(list(models)), models.values(), strict=True):
-                held = tree.flatten(constants | model.personal)
-                flat = {n: t.cpu().contiguous().clone() for n, t in held.items()}
                 path = folder / f"{file}.safetensors"
                 if os.path.lexists(path) and states.owner(path) != owner:
                     raise UserError(f"{path} is no model of this run: move it away, then save the models again")
-                write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner}), RESUME)
+                model.write(path)
+            if self.experiment.method.holds:
+                print(f"note: the models in {folder} hold {self.experiment.method.holds}", file=sys.stderr)
         return folder
 
     def save_start(self, path: str | Path) -> None:
@@ -190,6 +217,10 @@ class Run:
                 "model with save_models, or run a method that shares all weights, such as fedavg"
             )
         write_start(path, found, task)
+
+
+def _scored(line: dict[str, Any], metric: str, view: str) -> bool:
+    return line["split"] == "test" and line["view"] == view and metric in line["metrics"]
 
 
 def file_names(names: Sequence[str]) -> list[str]:

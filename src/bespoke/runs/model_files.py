@@ -1,0 +1,394 @@
+"""The file of a personal model: its tensors, and one JSON text that says what they are, in the safetensors format.
+
+Nothing in a file is unpickled or run. What is bespoke's own (model, method, objective, transform) is rebuilt from its
+name and settings. A user's own is either code that the file names by its path, imported only where the caller trusts
+it, or an object that the caller has to give again.
+"""
+
+import copy
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from bespoke.algorithms import ALGORITHMS
+from bespoke.clients import states
+from bespoke.core import memory, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import FederatedData, Transform
+from bespoke.core.objective import METRICS, OBJECTIVES, Objective
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+from bespoke.data.images.views import compose
+from bespoke.data.settings import DataSettings
+from bespoke.data.sources.built_in import sixteen_levels_to_unit
+from bespoke.errors import UserError, reason, shown
+from bespoke.files import write_atomic
+from bespoke.models import MODELS, ModelSettings, build_module
+from bespoke.models.start import CONSTANTS, INPUTS
+from bespoke.registry import Registry, import_object, is_path
+from bespoke.runs.experiment import Experiment, name_of, read_algorithm, read_fields
+
+FORMAT = 1
+_ENTRY = "bespoke"  # of the file's metadata
+_MOST_TEXT = 2**22  # bytes of the JSON text
+_MOST_NUMBERS = 10**9  # of one example
+_PLAIN, _SYMMETRIC, _LEVELS, _IMAGES = "none", "symmetric", "sixteen_levels", "images"
+_SEEN = ("degrade", "jitter_order", "noise_at")  # settings of [data] that change how an image looks in evaluation
+_DTYPES = {"uint8": torch.uint8, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+
+Card = dict[str, Any]
+Origin = dict[str, Any]  # {"name", "settings"}: bespoke's own; {"path", "settings"}: code; {"object"}: to be given
+
+
+# --- where the parts come from --------------------------------------------------------------------------------------
+
+
+def path_of(thing: Any) -> str:
+    """Return the path MODULE:NAME at which another process can import a thing, or nothing."""
+    module, name = getattr(thing, "__module__", None) or "", getattr(thing, "__qualname__", "")
+    found: Any = None if module == "__main__" else sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is thing and found is not None else ""
+
+
+def model_origin(experiment: Experiment, task: Task) -> Origin:
+    """Return where the model comes from; ``own:CLASS:HASH`` and ``own:MODULE:NAME:HASH`` are those of ``federate``."""
+    settings = experiment.model
+    if settings.name.startswith("own:"):
+        parts = settings.name.split(":")[1:-1]
+        return {"path": ":".join(parts)} if len(parts) == 2 else {"object": parts[0]}
+    vectors = [len(value) for name, value in task.constants().items() if name.endswith(".words.vectors")]
+    known = dataclasses.replace(settings, start="", vectors="", vocabulary=vectors[0] if vectors else 0)
+    given = {f.name: getattr(known, f.name) for f in dataclasses.fields(known) if getattr(known, f.name) != f.default}
+    given.pop("name", None)
+    return {"path" if is_path(settings.name) else "name": settings.name, "settings": given}
+
+
+def method_origin(experiment: Experiment) -> Origin:
+    """Return where the method comes from, with all its settings."""
+    method, name = experiment.method, experiment.algorithm_name
+    settings = dataclasses.asdict(method)
+    if any(type(ALGORITHMS[listed]()) is type(method) for listed in ALGORITHMS.shipped):
+        return {"name": name if name in ALGORITHMS.shipped else name_of(method), "settings": settings}
+    path = name if is_path(name) else path_of(type(method))
+    return {"path": path, "settings": settings} if path else {"object": type(method).__name__}
+
+
+def objective_origin(experiment: Experiment, objective: Objective) -> Origin:
+    """Return where the objective comes from, with the names of its metrics."""
+    name, metrics = experiment.objective.name, [metric for metric in objective.metrics if metric != "loss"]
+    if is_path(name) and not name.startswith("own:"):
+        return {"path": name}
+    known = OBJECTIVES[name].metrics.keys() | METRICS.keys() if name in OBJECTIVES.shipped else set()
+    if known and all(metric in known or re.fullmatch(r"detection_[0-9]{1,9}", metric) for metric in metrics):
+        return {"name": name, "settings": {"metrics": metrics}}
+    return {"object": objective.name}
+
+
+def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
+    """Return how the rows of a federation become what its model takes."""
+    if pool.transform is None:
+        return {"name": _SYMMETRIC if pool.x.dtype == torch.uint8 else _PLAIN}
+    if pool.transform is sixteen_levels_to_unit:
+        return {"name": _LEVELS}
+    if (data.degrade, data.augment, data.normalise) != ("none", "none", "auto"):
+        return {"name": _IMAGES, "settings": {key: getattr(data, key) for key in _SEEN}}
+    path = path_of(pool.transform)
+    return {"path": path} if path else {"object": getattr(pool.transform, "__qualname__", "the transform")}
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def write(path: str | Path, card: Card, personal: Tree, constants: Tree, inputs: Tree, owner: str) -> None:
+    """Write a model's file whole; refuse to overwrite a file that is no model."""
+    path, order = Path(path), list(tree.flatten(personal))  # the first view is the headline; files have no order
+    told = json.dumps({"format": FORMAT, **card, "tensors": order}, allow_nan=False)
+    if os.path.lexists(path) and (path.is_symlink() or not is_model(path)):
+        raise UserError(f"{path} is there and is no model: choose another name, or move it away")
+    if taken := {CONSTANTS[:-1], INPUTS[:-1]} & personal.keys():
+        raise UserError(
+            f"the method's personal model has a part named {min(taken)!r}, which model files use: rename it"
+        )
+    if len(told) > _MOST_TEXT:
+        raise UserError(
+            f"the description of the model takes {len(told):,} bytes, more than {_MOST_TEXT:,}: shorten names"
+        )
+    parts = {CONSTANTS[:-1]: constants, INPUTS[:-1]: inputs}
+    held = tree.flatten({name: part for name, part in parts.items() if part} | personal)
+    flat = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in held.items()}
+    write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner, _ENTRY: told}))
+
+
+def is_model(path: Path) -> bool:
+    """Return whether a file says that it is a personal model."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return _ENTRY in (file.metadata() or {})
+    except (OSError, safetensors.SafetensorError):
+        return False
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path) -> tuple[Card, Tree, Tree, Tree]:
+    """Return what a file says of its model, the personal tree, the model's constants and those of the transform."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            told = (file.metadata() or {}).get(_ENTRY)
+            if told is None:
+                raise UserError(f"{path} is no personal model: give a file that model.save has written")
+            card = _card(told, f"{path}")
+            held = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is not a sound .safetensors file: {reason(error)}; copy it again") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or reason(error)}") from None
+    for name, leaf in held.items():
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+            raise UserError(f"{path}: {name!r} holds NaN or infinity: the file is damaged, or its training failed")
+    parts: dict[str, dict[str, Tensor]] = {CONSTANTS: {}, INPUTS: {}, "": {}}
+    for name, leaf in held.items():
+        prefix = next(prefix for prefix in parts if name.startswith(prefix))
+        parts[prefix][name.removeprefix(prefix)] = leaf
+    for name in {*card["tensors"]} ^ parts[""].keys():
+        said = "has no tensor" if name in card["tensors"] else "does not tell of its tensor"
+        raise UserError(f"{path} is damaged: it {said} {name!r}")
+    for name, leaf in parts[""].items():
+        wanted = card["parameters"].get(name.rpartition("/")[2])
+        if wanted is not None and list(leaf.shape) != wanted:
+            raise UserError(
+                f"{path}: {name!r} has the shape {list(leaf.shape)}, and the model's is {wanted}: it is damaged"
+            )
+    return card, tree.unflatten({name: parts[""][name] for name in card["tensors"]}), parts[CONSTANTS], parts[INPUTS]
+
+
+def _is_sizes(value: Any, least: int) -> bool:
+    return isinstance(value, list) and all(type(size) is int and least <= size < 2**40 for size in value)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_origin(value: Any) -> bool:
+    if not isinstance(value, dict) or not value.keys() <= {"name", "path", "object", "settings"}:
+        return False
+    kinds = [value[kind] for kind in ("name", "path", "object") if kind in value]
+    return len(kinds) == 1 and isinstance(kinds[0], str) and isinstance(value.get("settings", {}), dict)
+
+
+_KEYS: dict[str, Callable[[Any], bool]] = {
+    "model": _is_origin,
+    "method": _is_origin,
+    "objective": _is_origin,
+    "transform": _is_origin,
+    "head": lambda value: isinstance(value, str),
+    "outputs": lambda value: type(value) is int and 0 < value < 2**31,
+    "dtype": lambda value: value in ("float32", "float64"),
+    "tensors": _is_texts,
+    "parameters": lambda value: isinstance(value, dict) and all(_is_sizes(shape, 0) for shape in value.values()),
+    "shape": lambda value: _is_sizes(value, 1) and len(value) > 0,
+    "takes": lambda value: value in _DTYPES,
+    "feature_names": _is_texts,
+    "class_names": _is_texts,
+    "holds": lambda value: isinstance(value, str),
+    "about": lambda value: isinstance(value, dict),
+}
+
+
+def _card(told: str, where: str) -> Card:
+    """Return what a file says, after a look at its form."""
+    if len(told) > _MOST_TEXT:
+        raise UserError(f"{where} is damaged: its description has more than {_MOST_TEXT:,} bytes")
+    try:
+        card = json.loads(told)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is damaged: its description is not JSON ({reason(error)})") from None
+    if not isinstance(card, dict) or "format" not in card:
+        raise UserError(f"{where} is damaged: its description has no format number")
+    if card["format"] != FORMAT:
+        raise UserError(
+            f"{where} is a model file of format {shown(card['format'])}, and this bespoke reads format {FORMAT}: load "
+            "it with the version that wrote it"
+        )
+    for key, right in _KEYS.items():
+        if key not in card:
+            raise UserError(f"{where} is damaged: its description has no {key!r}")
+        if not right(card[key]):
+            raise UserError(f"{where} is damaged: {key!r} in its description cannot be {shown(card[key])}")
+    if math.prod(card["shape"]) > _MOST_NUMBERS:
+        raise UserError(f"{where} is damaged: no example has the shape {shown(card['shape'])}")
+    return card
+
+
+# --- rebuilding -----------------------------------------------------------------------------------------------------
+
+
+def _imported(origin: Origin, what: str, argument: str, trust: bool, where: str) -> Any:
+    """Return the object at the path that a file names, if its user trusts it."""
+    if not trust:
+        raise UserError(
+            f"{where}: its {what} is code of somebody's own, {origin['path']!r}, which loading would run: if you trust "
+            f"it, load it with trust_code=True, or give {argument}=..."
+        )
+    return import_object(origin["path"], where)
+
+
+def _wanted(origin: Origin, what: str, argument: str, where: str) -> UserError:
+    return UserError(
+        f"{where}: its {what} was an object of a program, {origin['object']!r}, which no file can hold: give it again, "
+        f"as in load_model(..., {argument}=...)"
+    )
+
+
+def _by_name(registry: Registry[Any], origin: Origin, what: str, argument: str, trust: bool, where: str) -> str:
+    """Return the name under which a table has what a file names; import it if that is a path that its user trusts."""
+    if "object" in origin:
+        raise _wanted(origin, what, argument, where)
+    if "path" in origin:
+        registry[origin["path"]] = registry.read(_imported(origin, what, argument, trust, where), where)
+        return str(origin["path"])
+    if not trust and origin["name"] in registry.offered():
+        raise UserError(
+            f"{where}: its {what} {origin['name']!r} is of an installed package, which loading would import: if you "
+            f"trust it, load it with trust_code=True, or give {argument}=..."
+        )
+    registry.find(origin["name"], where)  # a sentence if there is none
+    return str(origin["name"])
+
+
+def rebuilt_method(card: Card, given: Algorithm | None, trust: bool, where: str) -> Algorithm:
+    """Return the method of a file, or the one that is given for it."""
+    origin = card["method"]
+    if given is not None:
+        if not isinstance(given, Algorithm):
+            raise UserError(f"load_model(algorithm=...) takes a method, such as FedAvg(), not {shown(given)}")
+        return given
+    name = _by_name(ALGORITHMS, origin, "method", "algorithm", trust, where)
+    return read_algorithm({"name": name, **origin.get("settings", {})}, where)
+
+
+def rebuilt_objective(card: Card, given: Objective | str | None, trust: bool, where: str) -> Objective:
+    """Return the objective of a file with its metrics, or the one that is given for it."""
+    origin = card["objective"]
+    if isinstance(given, Objective):
+        return given
+    if given is not None:
+        return OBJECTIVES.find(given, "load_model(objective=...)")
+    name = _by_name(OBJECTIVES, origin, "objective", "objective", trust, where)
+    metrics = origin.get("settings", {}).get("metrics", [])
+    if not _is_texts(metrics):
+        raise UserError(f"{where} is damaged: the metrics in its description cannot be {shown(metrics)}")
+    return OBJECTIVES[name].measured_by(metrics)
+
+
+def rebuilt_transform(card: Card, given: Transform | None, trust: bool, where: str) -> Transform | None:
+    """Return the transform of a file, or the one that is given for it."""
+    origin = card["transform"]
+    if given is not None:
+        if not callable(given):
+            raise UserError(f"load_model(transform=...) takes a function, not {shown(given)}")
+        return given
+    if "object" in origin:
+        raise _wanted(origin, "transform", "transform", where)
+    if "path" in origin:
+        found: Transform = _imported(origin, "transform", "transform", trust, where)
+        return found
+    known: dict[str, Callable[[], Transform | None]] = {
+        _PLAIN: lambda: None,
+        _SYMMETRIC: lambda: None,  # what is done to 8-bit numbers where there is no transform
+        _LEVELS: lambda: sixteen_levels_to_unit,
+        _IMAGES: lambda: compose(DataSettings(**read_fields(origin.get("settings", {}), DataSettings, where))),
+    }
+    if origin["name"] not in known:
+        raise UserError(
+            f"{where}: there is no transform {shown(origin['name'])}: load it with the version that wrote it"
+        )
+    return known[origin["name"]]()
+
+
+def rebuilt_task(
+    card: Card,
+    constants: Mapping[str, Tensor],
+    numbers: int,
+    objective: Objective,
+    given: nn.Module | Callable[[], nn.Module] | None,
+    trust: bool,
+    where: str,
+) -> Task:
+    """Return the task of a file of so many ``numbers``, on the CPU; ``given`` replaces the model that it names."""
+    parameters, dtype = card["parameters"], _DTYPES[card["dtype"]]
+    make = _maker(card, numbers, given, trust, where)
+    wanted = parameters | {name: list(value.shape) for name, value in constants.items()}
+
+    def build() -> nn.Module:
+        module = make()
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{where}: its model is a torch module, not {shown(module)}")
+        if wrong := _difference(module, wanted):
+            raise UserError(f"{where} is of another model than this one: {wrong}")
+        module = module.to(dtype=dtype)
+        with torch.no_grad():
+            for name, value in _tensors(module).items():
+                if name in constants:
+                    value.copy_(constants[name])
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in parameters)
+        return module
+
+    return Task(build, card["head"], card["outputs"], "cpu", dtype, "fp32", objective)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _difference(module: nn.Module, wanted: Mapping[str, list[int]]) -> str:
+    """Return the first way in which a module's parameters and buffers are not those wanted, or nothing."""
+    own = {name: list(value.shape) for name, value in _tensors(module).items()}
+    for name, shape in wanted.items():
+        if name not in own:
+            return f"it has {name!r}, which this one has not"
+        if own[name] != shape:
+            return f"{name!r} has the shape {shape} there and {own[name]} here"
+    return next((f"it has no {name!r}" for name in own if name not in wanted), "")
+
+
+def _maker(card: Card, numbers: int, given: Any, trust: bool, where: str) -> Callable[[], nn.Module]:
+    """Return what makes the module of a file, or of what is given for it."""
+    origin = card["model"]
+    if given is not None:
+        if not isinstance(given, nn.Module) and not callable(given):
+            raise UserError(
+                f"load_model(model=...) takes a torch module, or a function that makes one, not {shown(given)}"
+            )
+        return (lambda: copy.deepcopy(given)) if isinstance(given, nn.Module) else given
+    if "path" in origin and "settings" not in origin:  # a function without arguments, given to federate
+        made: Callable[[], nn.Module] = _imported(origin, "model", "model", trust, where)
+        return made
+    name = _by_name(MODELS, origin, "model", "model", trust, where)
+    settings = ModelSettings(**read_fields({**origin.get("settings", {}), "name": name}, ModelSettings, where))
+    if settings.vocabulary > numbers:
+        raise UserError(f"{where} is damaged: it cannot hold {settings.vocabulary:,} word vectors")
+    if name in MODELS.shipped:
+        with torch.device("meta"):
+            module = build_module(settings, card["shape"], card["outputs"])
+        count = sum(value.numel() for value in _tensors(module).values())
+        if count > 2 * numbers + 2**24:
+            raise UserError(f"{where} is damaged: it names a model of {count:,} numbers and holds {numbers:,}")
+        memory.require(8 * count, f"the model of {where}", "load it on a larger machine")
+    return lambda: build_module(settings, card["shape"], card["outputs"])

@@ -1,0 +1,296 @@
+"""One client's own model: from a run or from a file, with all that prediction needs and nobody's rows."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bespoke.core import rng, tree
+from bespoke.core.algorithm import Algorithm
+from bespoke.core.data import Transform
+from bespoke.core.objective import Objective, binary_cross_entropies
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
+from bespoke.data.examples import as_labels, as_targets
+from bespoke.engine.rows import CHUNK, fetch
+from bespoke.errors import UserError, reason, shown
+from bespoke.models.text import check_tokens
+from bespoke.report.metrics import Scores
+from bespoke.runs import exporting, model_files
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def ready(task: Task, x: Tensor, transform: Transform | None, extra: Tree, key: Tensor | None = None) -> Tensor:
+    """Prepare raw examples x (B, ...) for a model: transformed, in its type, on its device."""
+    rows = torch.arange(x.shape[0], device=task.device)  # len(x) would fix the number of rows of an exported graph
+    key = rng.key(0, task.device) if key is None else key
+    return fetch(x.to(task.device), rows, rows, key, tree.to(extra, task.device), transform, task.dtype, train=False)[0]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The contract of a model's inputs: what an example is, and how it becomes what the model takes."""
+
+    shape: tuple[int, ...]  # of one example
+    dtype: str  # uint8, int64 (tokens), or a floating type
+    transform: Transform | None = None
+    extra: Tree = field(default_factory=dict)  # the client's constants for the transform
+    names: tuple[str, ...] = ()  # of the features, where they have any
+
+    def checked(self, x: Any) -> Tensor:
+        """Return examples x (B, ...) as a tensor of the right type, or say in one sentence why they are none."""
+        x = self._numbers(x)
+        if tuple(x.shape) == self.shape:
+            raise UserError(f"x is one example of shape {self.shape}, not a batch: give x[None]")
+        if x.ndim != 1 + len(self.shape) or tuple(x.shape[1:]) != self.shape:
+            wanted = f"(rows, {', '.join(map(str, self.shape))})"
+            called = f", which are {', '.join(self.names)}" if self.names else ""
+            raise UserError(f"x has the shape {tuple(x.shape)}, but this model takes {wanted}{called}")
+        kind = str(x.dtype).removeprefix("torch.")
+        if self.dtype == "uint8" and x.dtype != torch.uint8:
+            raise UserError(f"x is {kind}, but this model takes uint8 and scales it itself: give the raw 8-bit numbers")
+        if self.dtype == "int64" and x.is_floating_point():
+            raise UserError(f"x is {kind}, but this model takes tokens: give whole numbers")
+        if self.dtype.startswith("float") and x.dtype == torch.uint8:
+            raise UserError(
+                f"x is uint8, but this model takes {self.dtype}: scale it as the rows were that it learned from"
+            )
+        if not x.is_floating_point():
+            return x.to(getattr(torch, self.dtype))
+        sound = (x.abs() <= _LARGEST).flatten(1).all(dim=1)
+        if not sound.all():
+            raise UserError(
+                f"row {int(sound.int().argmin())} of x holds NaN, infinity or a number beyond float32: fix or remove it"
+            )
+        return x
+
+    def _numbers(self, x: Any) -> Tensor:
+        columns = [str(name) for name in getattr(x, "columns", ())]
+        if columns and self.names:
+            if missing := [name for name in self.names if name not in columns]:
+                raise UserError(f"x has no column {missing[0]!r}: this model takes {', '.join(self.names)}")
+            x = x[list(self.names)]
+        try:
+            found = x.detach() if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"x is not an array of numbers: {reason(error)}") from None
+        if found.is_complex():
+            raise UserError("x holds complex numbers: give real ones")
+        return found
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """One client's own model: ``personal`` is what the method's ``predict`` takes."""
+
+    algorithm: Algorithm
+    task: Task
+    personal: Tree
+    inputs: Inputs
+    card: dict[str, Any]  # what a file says of it beside that: see ``about``
+
+    def __repr__(self) -> str:
+        origin = self.card["method"]
+        method = origin.get("name") or origin.get("path") or origin["object"]
+        shape = "x".join(map(str, self.inputs.shape))
+        return f"personal model of client {self.about.get('client')!r} by {method}: {shape} {self.inputs.dtype} -> " + (
+            f"{self.task.num_outputs} {'classes' if self.task.objective.classes else 'outputs'}"
+        )
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Where the model comes from: client, rows trained on, experiment, round, seed, versions, and its score."""
+        about: dict[str, Any] = self.card["about"]
+        return about
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class, where the data gave any."""
+        return tuple(self.card["class_names"])
+
+    # --- predictions ------------------------------------------------------------------------------------------------
+
+    def logits(self, x: Any) -> Tensor:
+        """Return outputs (B, O) for examples x (B, ...) in the form of the client's own data."""
+        x = self.inputs.checked(x)
+        check_tokens(self.task.constants(), x)
+        parts = list(self._parts(x))
+        return torch.cat(parts)
+
+    def _parts(self, x: Tensor) -> Iterator[Tensor]:
+        key = rng.key(0, self.task.device)
+        with torch.no_grad():
+            for i, rows in enumerate(x.split(CHUNK)):
+                yield self._outputs(rows, rng.fold_in(key, i))
+
+    def _outputs(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Return outputs (B, O) of the first view, for examples that were checked."""
+        examples = ready(self.task, x, self.inputs.transform, self.inputs.extra, key)
+        out = self.algorithm.predict(self.task, self.personal, examples)
+        first: Tensor = next(iter(out.values())) if isinstance(out, dict) else out
+        return first
+
+    def predict(self, x: Any) -> Tensor:
+        """Predict for examples x (B, ...): class numbers (B,), numbers or labels, by the objective."""
+        return self.task.objective.predictions(self.logits(x))
+
+    def predict_proba(self, x: Any) -> Tensor:
+        """Return the probability of each class, or of each label, for examples x (B, ...): (B, O)."""
+        objective = self.task.objective
+        if objective.classes:
+            return self.logits(x).softmax(dim=-1)
+        if objective.row_losses is binary_cross_entropies:
+            return self.logits(x).sigmoid()
+        raise UserError(f"the objective {objective.name!r} has no probabilities: use predict")
+
+    def evaluate(self, x: Any, y: Any) -> dict[str, float]:
+        """Return the objective's metrics, headline first, of examples x (B, ...) and targets y (B,) or (B, T)."""
+        outputs, targets = self.logits(x), self._targets(y)
+        if len(outputs) != len(targets):
+            raise UserError(f"there are {len(outputs)} rows in x and {len(targets)} in y: give equally many")
+        if not len(outputs):
+            raise UserError("there are no rows to evaluate: give at least one")
+        found, mask = {}, torch.ones_like(outputs[:, 0])
+        for name, metric in self.task.objective.metrics.items():
+            pair = [part.tolist() for part in metric.fn(outputs, targets, mask)]
+            found[name] = float(Scores.of([0], [len(targets)], [pair]).values()[0])
+        return found
+
+    def score(self, x: Any, y: Any) -> float:
+        """Return the headline metric, such as the accuracy, of examples x (B, ...) and targets y (B,) or (B, T)."""
+        return next(iter(self.evaluate(x, y).values()))
+
+    def _targets(self, y: Any) -> Tensor:
+        """Return targets as the objective takes them; names of classes become their numbers."""
+        objective, y = self.task.objective, y.detach().cpu() if isinstance(y, Tensor) else np.asarray(y)
+        if not objective.classes:
+            targets = torch.from_numpy(as_targets(y, "these rows")).to(self.task.device, self.task.dtype)
+            if targets[:1].numel() not in (0, self.task.num_outputs):
+                raise UserError(
+                    f"y has {targets[0].numel()} numbers per row, but this model has {self.task.num_outputs}"
+                )
+            if wrong := objective.complaint(targets):
+                raise UserError(f"y does not fit the objective {objective.name!r}: {wrong}")
+            return targets
+        if self.class_names and not isinstance(y, Tensor) and y.dtype.kind in "UOST":
+            place = {name: i for i, name in enumerate(self.class_names)}
+            if unknown := [label for label in y.tolist() if str(label) not in place]:
+                raise UserError(f"there is no class {shown(unknown[0])}: there are {', '.join(self.class_names)}")
+            y = np.array([place[str(label)] for label in y.tolist()], dtype=np.int64)
+        labels = torch.from_numpy(as_labels(y, "these rows")).to(self.task.device)
+        if len(labels) and not 0 <= labels.min() <= labels.max() < self.task.num_outputs:
+            outside = labels[(labels < 0) | (labels >= self.task.num_outputs)][0]
+            raise UserError(f"y has the label {int(outside)}, outside 0..{self.task.num_outputs - 1}")
+        return labels
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as a .safetensors file, whole or not at all, for :func:`load_model`.
+
+        It holds weights, the contract of the inputs, names of classes, the method, and where all comes from. Of
+        methods whose predictions need more than weights it says on stderr what else it holds.
+        """
+        if self.card["holds"]:
+            print(f"note: {path} holds {self.card['holds']}", file=sys.stderr)
+        self.write(path)
+
+    def write(self, path: str | Path) -> None:
+        """Write the file of :meth:`save`, without a word."""
+        extra, constants = self.inputs.extra, self.task.constants()
+        model_files.write(path, self.card, self.personal, constants, extra, str(self.about.get("experiment", "")))
+
+    # --- other programs ---------------------------------------------------------------------------------------------
+
+    def module(self) -> nn.Module:
+        """Return a plain torch module of the model's headline outputs (B, O), with the scaling of its inputs inside.
+
+        It is a graph of torch's own operations on the CPU with its weights, and needs nothing of bespoke.
+        """
+        return exporting.as_module(self._exported())
+
+    def export_onnx(self, path: str | Path) -> None:
+        """Write the model's headline outputs as an ONNX file with inputs ``x`` (B, ...) and outputs ``logits``.
+
+        The file is compared with the model on random examples before it is written. Needs the extra ``onnx``.
+        """
+        exporting.write_onnx(self._exported(), self.on("cpu").logits, self._examples(), Path(path), repr(self))
+
+    def _exported(self) -> Any:
+        mine = self.on("cpu")
+        return exporting.exported(
+            lambda personal, x: replace(mine, personal=personal)._outputs(x),
+            mine.personal,
+            self._examples(),
+            repr(self),
+        )
+
+    def _examples(self) -> Tensor:
+        """Return a few made-up examples of the client's shape."""
+        draw = torch.Generator().manual_seed(0)
+        size, dtype = (3, *self.inputs.shape), getattr(torch, self.inputs.dtype)
+        if dtype == torch.uint8:
+            return torch.randint(256, size, generator=draw, dtype=dtype)
+        return (
+            torch.zeros(size, dtype=dtype) if dtype == torch.int64 else torch.randn(size, generator=draw, dtype=dtype)
+        )
+
+    def on(self, device: torch.device | str) -> "PersonalModel":
+        """Return the same model on another device."""
+        if self.task.device == torch.device(device):
+            return self
+        return replace(self, task=self.task.on(device), personal=tree.to(self.personal, device))
+
+
+def load_model(
+    path: str | Path,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    algorithm: Algorithm | None = None,
+    objective: Objective | str | None = None,
+    transform: Transform | None = None,
+    trust_code: bool = False,
+    device: str = "cpu",
+) -> PersonalModel:
+    """Load the personal model that :meth:`PersonalModel.save` has written; nothing of the file is run or unpickled.
+
+    A model, method, objective or transform of somebody's own is imported from the path that the file names only with
+    ``trust_code=True``; those that no file can name are given again, as ``model``, ``algorithm`` and so on. A model
+    that is given must have the names and shapes of the saved one.
+    """
+    where = str(path)
+    card, personal, constants, extra = model_files.read(path)
+    numbers = sum(leaf.numel() for leaf in (*tree.leaves(personal), *constants.values()))
+    method = model_files.rebuilt_method(card, algorithm, trust_code, where)
+    goal = model_files.rebuilt_objective(card, objective, trust_code, where)
+    task = model_files.rebuilt_task(card, constants, numbers, goal, model, trust_code, where)
+    change = model_files.rebuilt_transform(card, transform, trust_code, where)
+    inputs = Inputs(tuple(card["shape"]), card["takes"], change, extra, tuple(card["feature_names"]))
+    found = PersonalModel(method, task, personal, inputs, card)
+    _try(found, where)
+    try:
+        return found.on(device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"load_model(device={device!r}): {reason(error)}; use cpu") from None
+
+
+def _try(model: PersonalModel, where: str) -> None:
+    """Refuse a file whose tensors are not those that its method and model need, by one prediction on zeros."""
+    examples = torch.zeros(2, *model.inputs.shape, dtype=getattr(torch, model.inputs.dtype))
+    try:
+        with torch.no_grad():
+            out = model._outputs(examples)
+    except KeyError as error:
+        raise UserError(f"{where} is damaged: it has no tensor {error}, which its method needs") from None
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{where} is damaged: its tensors do not fit its model and method: {reason(error)}") from None
+    if tuple(out.shape) != (2, model.task.num_outputs):
+        raise UserError(
+            f"{where} is damaged: its outputs have the shape {tuple(out.shape[1:])}, not ({model.task.num_outputs},)"
+        )

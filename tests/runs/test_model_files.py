@@ -1,0 +1,626 @@
+"""A personal model is a file: what a fresh process needs to predict, and nobody's rows."""
+
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from personal_models import CLASSES, DIM, NEW, ROWS, Net, federated, hospitals, shipped
+from small_runs import experiment
+from torch import nn
+
+import bespoke
+from bespoke import UserError, load_model
+from bespoke.core.algorithm import Algorithm
+from bespoke.data import DATASETS, Examples
+from bespoke.models import MODELS
+
+OWN_NET = """
+from pathlib import Path
+import torch
+from torch import nn
+
+Path("imported").touch()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.fc = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.norm(self.inner(x))))
+"""
+
+LOADING = """
+import sys
+import types
+from pathlib import Path
+import numpy as np
+import torch
+import bespoke
+
+torch.manual_seed(1)
+x, found = np.load("new.npy"), {}
+for path in sorted(Path("models").rglob("*.safetensors")):
+    model = bespoke.load_model(path, trust_code=True)
+    found[f"{path.parent.name}/{path.stem}"] = torch.cat([model.logits(x), model.predict_proba(x)], dim=1).numpy()
+np.savez("found.npz", **found)
+"""
+
+
+def saved(run, path, client="h1"):
+    run.models[client].save(path)
+    return run.models[client]
+
+
+def same(model, other, x=NEW):
+    return torch.equal(model.logits(x), other.logits(x))
+
+
+# --- another process ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """For each method: the models of five hospitals, their files, and what another process predicts with these."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "own_net.py").write_text(OWN_NET)
+    (folder / "load.py").write_text(LOADING)
+    np.save(folder / "new.npy", NEW)
+    models = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        import own_net
+
+        for name in bespoke.ALGORITHMS.shipped:
+            run = federated(name, own_net.Net)
+            run.save_models(folder / "models" / name)
+            models[name] = run.models
+    env = os.environ | {"PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "load.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return models, folder / "models", dict(np.load(folder / "found.npz"))
+
+
+@pytest.mark.xdist_group("elsewhere")
+@pytest.mark.parametrize("name", sorted(bespoke.ALGORITHMS.shipped))
+def test_another_process_predicts_the_same_bits_without_anybodys_rows(name, elsewhere):
+    models, folder, found = elsewhere
+    rows = [row.tobytes() for x, _ in hospitals().values() for row in x]
+    for client, model in models[name].items():
+        wanted = torch.cat([model.logits(NEW), model.predict_proba(NEW)], dim=1)
+        assert np.array_equal(found[f"{name}/{client}"], wanted.numpy())
+        data = (folder / name / f"{client}.safetensors").read_bytes()
+        assert not any(row in data for row in rows)
+
+
+def test_a_row_in_a_file_would_be_found():
+    x = hospitals()["h0"][0]
+    assert x[3].tobytes() in safetensors.torch.save({"x": torch.from_numpy(x)})
+
+
+def reachable(thing):
+    """All objects to which a thing leads, but through modules, classes and the globals of functions."""
+    left, seen = [thing], {}
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, types.ModuleType | type):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, types.FunctionType):
+            left += [each.__closure__, each.__defaults__, each.__kwdefaults__]
+        else:
+            left += gc.get_referents(each)
+    return seen.values()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedgp"])
+def test_no_model_of_a_run_leads_to_the_rows(name):
+    run = federated(name)
+    rows = {id(run.pool), run.pool.x.untyped_storage().data_ptr(), id(run.federation.clients)}
+    held = [each for each in reachable(run.models["h0"]) if isinstance(each, torch.Tensor)]
+    assert len(held) > 5 and not rows & {leaf.untyped_storage().data_ptr() for leaf in held}
+    assert not rows & {id(each) for each in reachable(run.models["h0"])}
+    assert rows & {id(each) for each in reachable(run)}  # the search finds them where they are
+
+
+# --- what a file says ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_says_where_the_model_comes_from(tmp_path):
+    run = federated("pfedfda", seed=3, test=0.25)
+    model = saved(run, tmp_path / "a.safetensors", "h2")
+    loaded = load_model(tmp_path / "a.safetensors", model=Net())
+    assert loaded.about == model.about
+    about = loaded.about
+    assert (about["client"], about["rows"], about["round"], about["seed"]) == ("h2", 9, 1, 3)
+    assert about["experiment"] == run.experiment.hash() and about["versions"]["bespoke"] == bespoke.__version__
+    rows = run.pool.test.client(2)
+    x, y = run.pool.x[rows], run.pool.y[rows]
+    assert about["score"] == {
+        "metric": "accuracy",
+        "value": loaded.score(x, y),
+        "of": "the client's own test rows",
+        "rows": 3,
+        "view": "personal",
+        "round": 1,
+    }
+    assert loaded.evaluate(x, y).keys() == {"accuracy", "loss"} and loaded.algorithm == run.experiment.algorithm
+    assert "client 'h2' by pfedfda: 6 float32 -> 3 classes" in repr(loaded)
+
+
+def test_the_headline_view_stays_the_first(tmp_path):
+    model = saved(federated("fedavg_ft"), tmp_path / "a.safetensors")
+    assert list(load_model(tmp_path / "a.safetensors", model=Net()).personal) == list(model.personal)
+
+
+def test_saving_says_that_pfedgp_keeps_features_of_rows(tmp_path, capsys):
+    saved(federated("pfedgp"), tmp_path / "a.safetensors")
+    said = capsys.readouterr().err
+    assert "a.safetensors holds features of the client's own train rows" in said
+    with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["bespoke"])["holds"].startswith("features of the client's own train rows")
+    saved(federated("fedavg"), tmp_path / "b.safetensors")
+    assert capsys.readouterr().err == ""
+
+
+# --- models and inputs by name ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "data": {"name": "digits", "clients": 4, "subsample": 0.1},
+            "model": {"name": "cnn", "norm": "group", "width": 4, "hidden": 8},
+        },
+        {
+            "data": {"name": "random", "like": "cifar10", "rows": 60, "normalise": "cifar", "clients": 4},
+            "model": {"name": "cnn", "width": 4, "hidden": 8},
+        },
+        {
+            "data": {
+                "name": "random",
+                "like": "cifar10",
+                "rows": 90,
+                "degrade": "fedpce",
+                "partition": "degradations",
+                "clients": 6,
+            },
+            "model": {"name": "linear"},
+        },
+        {
+            "data": {"name": "random", "like": "mnist", "rows": 60, "clients": 4},
+            "model": {"name": "mlp", "hidden": 8},
+        },
+        {
+            "data": {"name": "random", "like": "sent140", "rows": 40, "clients": 4, "partition": "iid"},
+            "model": {"name": "sent140_lstm", "vocabulary": 10000},
+        },
+    ],
+    ids=["digits", "moments", "degraded", "bytes", "tokens"],
+)
+def test_shipped_models_and_scalings_need_their_names_alone(changes, tmp_path):
+    run = shipped("fedper", **changes)
+    client = next(iter(run.models))
+    model, x = saved(run, tmp_path / "a.safetensors", client), run.pool.x[:5]
+    loaded = load_model(tmp_path / "a.safetensors")
+    assert same(model, loaded, x)
+    assert loaded.inputs.dtype == str(x.dtype).removeprefix("torch.") and loaded.inputs.shape == tuple(x.shape[1:])
+
+
+def test_constants_come_from_the_file_and_freezing_too(tmp_path):
+    net = Net()
+    net.inner.requires_grad_(False)
+    model = saved(federated("fedper", net), tmp_path / "a.safetensors")
+    loaded = load_model(tmp_path / "a.safetensors", model=Net())  # of other weights, none of them frozen
+    assert same(model, loaded) and loaded.task.shapes.keys() == model.task.shapes.keys()
+
+
+@pytest.mark.parametrize("objective", ["regression", "multilabel"])
+def test_other_objectives(objective, tmp_path):
+    draw = np.random.default_rng(1)
+    targets = (draw.normal(size=(ROWS, CLASSES)) > 0).astype(np.float32)
+    clients = [(x, targets) for x, _ in hospitals().values()]
+    run = bespoke.federate(clients, Net(), "fc", rounds=1, objective=objective, device="cpu")
+    model = saved(run, tmp_path / "a.safetensors", "0")
+    loaded = load_model(tmp_path / "a.safetensors", model=Net())
+    assert same(model, loaded) and model.evaluate(NEW, targets[:9]) == loaded.evaluate(NEW, targets[:9])
+    if objective == "regression":
+        with pytest.raises(UserError, match=r"'regression' has no probabilities: use predict"):
+            loaded.predict_proba(NEW)
+    else:
+        assert torch.equal(loaded.predict_proba(NEW) > 0.5, loaded.predict(NEW) > 0)
+    with pytest.raises(UserError, match="y has 2 numbers per row, but this model has 3"):
+        loaded.score(NEW, targets[:9, :2])
+
+
+# --- somebody's own ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A module of a user's own in the working folder, not imported yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    method = """
+import bespoke
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Own(bespoke.Algorithm):
+    rate: float = 0.5
+
+    def client_update(self, local, state, down):
+        return state, {"model": local.sgd(local.task.loss, down["model"])}
+
+    def personalize(self, local, state, down):
+        return down["model"]
+
+    def predict(self, task, personal, x):
+        return self.rate * task.logits(personal, x)
+"""
+    (tmp_path / "mine.py").write_text(OWN_NET + method)
+    yield lambda: __import__("mine")
+    sys.modules.pop("mine", None)
+    bespoke.ALGORITHMS.pop("mine:Own", None)
+
+
+def test_code_is_imported_only_where_it_is_trusted(own_module):
+    mine = own_module()
+    model = saved(federated(mine.Own(rate=0.25), mine.Net), "a.safetensors")
+    Path("imported").unlink()
+    del sys.modules["mine"]
+    with pytest.raises(UserError, match=r"its method is code .*'mine:Own'.*trust_code=True, or give algorithm="):
+        load_model("a.safetensors")
+    with pytest.raises(UserError, match=r"its model is code .*'mine:Net'.*trust_code=True, or give model="):
+        load_model("a.safetensors", algorithm=mine.Own(rate=0.25))
+    assert not Path("imported").exists()
+    loaded = load_model("a.safetensors", trust_code=True)
+    assert Path("imported").exists() and same(model, loaded) and loaded.algorithm.rate == 0.25
+    assert same(model, load_model("a.safetensors", model=mine.Net, algorithm=mine.Own(rate=0.25)))
+
+
+def test_an_installed_package_is_imported_only_where_it_is_trusted(sound, tmp_path, monkeypatch):
+    _, card, tensors = sound
+    path = written(tmp_path / "b", card | {"model": {"name": "theirs", "settings": {"hidden": 5}}}, tensors)
+    loaded = []
+
+    def load():
+        loaded.append("theirs")
+        return lambda input_shape, num_classes, hidden: MODELS["mlp"].build(
+            bespoke.ModelSettings("mlp", "none", hidden), input_shape, num_classes
+        )
+
+    monkeypatch.setattr(MODELS, "offered", lambda: {"theirs": types.SimpleNamespace(load=load)})
+    with pytest.raises(UserError, match=r"its model 'theirs' is of an installed package, .*trust_code=True"):
+        load_model(path)
+    assert not loaded
+    load_model(path, trust_code=True)
+    assert loaded == ["theirs"]
+    del MODELS["theirs"]
+
+
+def test_a_registered_model_is_known_by_its_name(sound, tmp_path):
+    _, card, tensors = sound
+    path = written(tmp_path / "b", card | {"model": {"name": "registered", "settings": {}}}, tensors)
+    with pytest.raises(UserError, match="there is no model 'registered'"):
+        load_model(path)
+
+
+def test_the_seed_covers_the_weights_of_a_factory():
+    one, two, other = (federated("local", Net, seed=seed, lr=1e-30) for seed in (0, 0, 1))
+    assert same(one.models["h0"], two.models["h0"]) and not same(one.models["h0"], other.models["h0"])
+    assert one.experiment.hash() != other.experiment.hash()
+
+
+def test_objects_are_given_again(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Local(Algorithm):
+        def client_update(self, local, state, down):
+            return state, {"model": down["model"]}
+
+        def personalize(self, local, state, down):
+            return down["model"]
+
+    path = tmp_path / "a.safetensors"
+    model = saved(federated(Local()), path)
+    with pytest.raises(UserError, match=r"its method was an object of a program, 'Local', .*algorithm=\.\.\."):
+        load_model(path)
+    with pytest.raises(UserError, match=r"its model was an object of a program, 'Net', .*model=\.\.\."):
+        load_model(path, algorithm=Local())
+    assert same(model, load_model(path, algorithm=Local(), model=Net()))
+    for wrong, why in [
+        (Net(9), r"of another model than this one: 'inner.weight' has the shape \[8, 6\] there and \[9, 6\] here"),
+        (nn.Linear(DIM, CLASSES), "it has 'inner.weight', which this one has not"),
+        (3, "takes a torch module, or a function that makes one, not 3"),
+        (lambda: 3, "its model is a torch module, not 3"),
+    ]:
+        with pytest.raises(UserError, match=why):
+            load_model(path, algorithm=Local(), model=wrong)
+
+
+def halved(key, x, extra, train):
+    return x.to(torch.float32) / 2
+
+
+def test_an_own_transform_is_named_or_given_again(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    path = tmp_path / "a.safetensors"
+    for transform, why in [
+        (halved, rf"its transform is code .*'{halved.__module__}:halved'.*trust_code=True"),
+        (lambda *args: halved(*args), r"its transform was an object of a program, .*transform=\.\.\."),
+    ]:
+        monkeypatch.setitem(
+            DATASETS.data, "mine", DATASETS.read(lambda t=transform: Examples(x, y, 3, transform=t), "")
+        )
+        model = saved(shipped("fedavg", {"name": "mine", "clients": 3}, {"name": "linear"}), path, "0")
+        with pytest.raises(UserError, match=why):
+            load_model(path)
+        assert same(model, load_model(path, transform=transform), x[:5])
+        other = load_model(path, transform=lambda key, x, extra, train: x)
+        assert not same(model, other, x[:5])
+
+
+def test_an_own_objective_is_given_again(tmp_path):
+    own = dataclasses.replace(bespoke.OBJECTIVES["classification"], name="mine", row_losses=lambda o, y: o.sum(-1))
+    model = saved(federated(objective=own), tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"its objective was an object of a program, 'mine'"):
+        load_model(tmp_path / "a.safetensors", model=Net())
+    for given in (own, "classification"):
+        assert same(model, load_model(tmp_path / "a.safetensors", model=Net(), objective=given))
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model():
+    return federated().models["h1"]
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return shipped("fedavg", {"name": "digits", "clients": 4, "subsample": 0.1}, {"name": "linear"}).models["0"]
+
+
+BAD = np.where(np.arange(9)[:, None] == 4, np.nan, NEW)
+
+
+@pytest.mark.parametrize(
+    ("which", "x", "why"),
+    [
+        ("model", NEW[:, :5], r"x has the shape \(9, 5\), but this model takes \(rows, 6\)"),
+        ("model", NEW[0], r"x is one example of shape \(6,\), not a batch: give x\[None\]"),
+        ("model", BAD, "row 4 of x holds NaN, infinity or a number beyond float32: fix or remove it"),
+        ("model", 1e300 * NEW.astype(np.float64), "row 0 of x holds NaN, infinity or a number beyond float32"),
+        ("model", NEW.astype(np.uint8), "x is uint8, but this model takes float32: scale it as the rows were"),
+        ("model", "text", "x is not an array of numbers"),
+        ("model", [[1, 2], [3]], "x is not an array of numbers"),
+        ("model", NEW.astype(complex), "x holds complex numbers: give real ones"),
+        ("pictures", np.zeros((2, 1, 8, 8)), "x is float64, but this model takes uint8 and scales it itself"),
+        ("pictures", np.zeros((1, 8, 8), np.uint8), r"one example of shape \(1, 8, 8\), not a batch: give x\[None\]"),
+        ("pictures", np.zeros((2, 8, 8), np.uint8), r"x has the shape \(2, 8, 8\), but this model takes \(rows, 1, 8"),
+    ],
+)
+def test_inputs_are_compared_with_the_contract(which, x, why, request):
+    with pytest.raises(UserError, match=why):
+        request.getfixturevalue(which).predict(x)
+
+
+def test_whole_numbers_lists_and_many_rows_are_inputs_too(model):
+    whole = np.arange(12).reshape(2, DIM)
+    assert torch.equal(model.logits(whole), model.logits(whole.astype(np.float32)))
+    assert torch.equal(model.logits(whole.tolist()), model.logits(whole.astype(np.float32)))
+    many = np.tile(NEW, (100, 1))
+    assert model.logits(many).shape == (900, CLASSES)
+    assert torch.allclose(model.logits(many)[:9], model.logits(NEW), atol=1e-6)
+    assert model.predict(NEW[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("y", "why"),
+    [
+        (np.zeros(8, int), "there are 9 rows in x and 8 in y"),
+        (np.full(9, 3), r"y has the label 3, outside 0\.\.2"),
+        (np.zeros(9), "holds float64 values: give class numbers"),
+        (np.array(["a"] * 9), "give class numbers"),
+    ],
+)
+def test_targets_are_compared_with_the_objective(model, y, why):
+    with pytest.raises(UserError, match=why):
+        model.score(NEW, y)
+
+
+def test_no_rows_have_no_score(model):
+    with pytest.raises(UserError, match="there are no rows to evaluate"):
+        model.score(NEW[:0], np.zeros(0, int))
+
+
+def test_names_of_features_and_classes(model, tmp_path):
+    card = model.card | {"class_names": ["ill", "well", "unsure"], "feature_names": list("abcdef")}
+    named = dataclasses.replace(model, card=card)
+    named.save(tmp_path / "a.safetensors")
+    loaded = load_model(tmp_path / "a.safetensors", model=Net())
+    assert loaded.class_names == ("ill", "well", "unsure") and loaded.inputs.names == tuple("abcdef")
+    y = loaded.predict(NEW)
+    assert loaded.score(NEW, [loaded.class_names[i] for i in y.tolist()]) == 1.0
+    with pytest.raises(UserError, match="there is no class 'dead': there are ill, well, unsure"):
+        loaded.score(NEW, ["dead"] * 9)
+    with pytest.raises(UserError, match="which are a, b, c, d, e, f"):
+        loaded.predict(NEW[:, :2])
+
+    class Table(dict):
+        """As much of a data frame as matters here."""
+
+        columns = property(lambda self: list(self))
+
+        def __getitem__(self, names):
+            return np.stack([dict.__getitem__(self, name) for name in names], axis=1)
+
+    mixed = Table({name: NEW[:, i] for i, name in reversed(list(enumerate("abcdef")))})
+    assert same(loaded, model) and torch.equal(loaded.logits(mixed), model.logits(NEW))
+    with pytest.raises(UserError, match="x has no column 'c': this model takes a, b"):
+        loaded.predict(Table({name: NEW[:, 0] for name in "abdef"}))
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A file of a shipped model, its description and its tensors."""
+    path = tmp_path_factory.mktemp("sound") / "a.safetensors"
+    run = bespoke.run(experiment("pfedfda", rounds=1, model={"name": "mlp", "hidden": 5}), device="cpu")
+    run.models["0"].save(path)
+    with safetensors.safe_open(path, "pt") as file:
+        card = json.loads(file.metadata()["bespoke"])
+    return path, card, safetensors.torch.load_file(path)
+
+
+def written(path, card, tensors):
+    told = card if isinstance(card, str) else json.dumps(card)
+    path.write_bytes(safetensors.torch.save(tensors, {"bespoke": told}))
+    return path
+
+
+def test_the_sound_file_loads(sound, tmp_path):
+    _, card, tensors = sound
+    load_model(written(tmp_path / "b", card, tensors))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"format": 2}, "is a model file of format 2, and this bespoke reads format 1"),
+        ({"model": None}, "its description has no 'model'"),
+        ({"method": {"name": "fedavgg", "settings": {}}}, "there is no method 'fedavgg'"),
+        ({"method": {"name": "fedavg", "path": "os:abort"}}, "'method' in its description cannot be"),
+        ({"method": {"name": "pfedfda", "settings": {"ridge": "x"}}}, "ridge must be a number, not 'x'"),
+        ({"model": {"name": "mlp", "settings": {"hidden": 6}}}, "of another model than this one: '.*' has the shape"),
+        ({"model": {"name": "mlp", "settings": {"hidden": 10**6}}}, "of another model|names a model of"),
+        ({"model": {"name": "resnet18", "settings": {"width": 10**5}}, "shape": [3, 32, 32]}, "names a model of"),
+        ({"model": {"name": "sent140_lstm", "settings": {"vocabulary": 10**9}}}, "cannot hold 1,000,000,000 word vect"),
+        ({"shape": [10**6, 10**6]}, "no example has the shape"),
+        ({"shape": []}, "'shape' in its description cannot be"),
+        ({"shape": [7]}, "of another model than this one"),
+        ({"outputs": 10**9}, "of another model|names a model of"),
+        ({"transform": {"name": "rot13"}}, "there is no transform 'rot13'"),
+        ({"objective": {"name": "regression", "settings": {"metrics": ["x"]}}}, "there is no metric 'x'"),
+        ({"takes": "pickle"}, "'takes' in its description cannot be 'pickle'"),
+        ({"head": "nothing"}, "no module named 'nothing'"),
+        ({"tensors": ["weight"]}, "is damaged: it does not tell of its tensor"),
+    ],
+)
+def test_a_damaged_description_is_refused_in_one_sentence(change, why, sound, tmp_path):
+    _, card, tensors = sound
+    changed = {key: value for key, value in (card | change).items() if value is not None}
+    with pytest.raises(UserError, match=why) as error:
+        load_model(written(tmp_path / "b", changed, tensors))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ("{", "its description is not JSON"),
+        ("[]", "has no format number"),
+        ("[" * 10**5, "is not JSON"),
+        (" " * 2**23, "more than 4,194,304 bytes"),
+    ],
+    ids=["cut", "list", "deep", "long"],
+)
+def test_a_description_that_is_none(told, why, sound, tmp_path):
+    with pytest.raises(UserError, match=why):
+        load_model(written(tmp_path / "b", told, sound[2]))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"weight": None}, "it has no tensor 'weight'"),
+        ({"weight": torch.zeros(10, 7)}, "its tensors do not fit its model and method"),
+        ({"weight": torch.full((10, 5), torch.nan)}, "'weight' holds NaN or infinity"),
+        ({"more": torch.zeros(1)}, "it does not tell of its tensor 'more'"),
+        ({"constants/more": torch.zeros(1)}, "it has 'more', which this one has not"),
+    ],
+)
+def test_damaged_tensors_are_refused_in_one_sentence(change, why, sound, tmp_path):
+    _, card, tensors = sound
+    changed = {name: leaf for name, leaf in (tensors | change).items() if leaf is not None}
+    with pytest.raises(UserError, match=why) as error:
+        load_model(written(tmp_path / "b", card, changed))
+    assert "\n" not in str(error.value)
+
+
+def test_a_weight_of_another_shape_is_named(sound, tmp_path):
+    _, card, tensors = sound
+    name = next(name for name in tensors if name.startswith("body/"))
+    with pytest.raises(UserError, match=rf"'{name}' has the shape \[2, 2\], and the model's is"):
+        load_model(written(tmp_path / "b", card, tensors | {name: torch.zeros(2, 2)}))
+
+
+def test_files_that_are_no_models(sound, tmp_path):
+    other, cut, start = (tmp_path / name for name in ("other", "cut", "start.safetensors"))
+    other.write_bytes(b"\x80\x04not a model")
+    cut.write_bytes(sound[0].read_bytes()[:-40])
+    safetensors.torch.save_file({"x": torch.zeros(1)}, start)
+    for path, why in [
+        (other, "is not a sound .safetensors file"),
+        (cut, "is not a sound .safetensors file"),
+        (start, "is no personal model"),
+        (tmp_path / "gone", "cannot be read: No such file"),
+        (tmp_path, "cannot be read|is not a sound"),
+    ]:
+        with pytest.raises(UserError, match=why):
+            load_model(path)
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_folder_asks_where_its_models_go(tmp_path):
+    run = federated()
+    with pytest.raises(UserError, match=r"this run has no folder to keep its models in: give one, as in save_models"):
+        run.save_models()
+    assert sorted(p.stem for p in run.save_models(tmp_path / "here").iterdir()) == [f"h{i}" for i in range(5)]
+    run.save_models(tmp_path / "here")  # again
+    kept = federated(out=tmp_path / "run")
+    assert kept.save_models() == tmp_path / "run" / "models"
+
+
+def test_saving_overwrites_models_alone(model, tmp_path):
+    notes = tmp_path / "notes"
+    notes.write_text("mine")
+    with pytest.raises(UserError, match="notes is there and is no model: choose another name"):
+        model.save(notes)
+    assert notes.read_text() == "mine"
+    model.save(tmp_path / "a")
+    model.save(tmp_path / "a")
+    with pytest.raises(UserError, match="cannot write"):
+        model.save(tmp_path / "no" / "folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "notes"]
+
+
+def test_a_saved_model_of_all_weights_is_a_start(tmp_path):
+    first = experiment("fedavg", rounds=1)
+    run = bespoke.run(first, device="cpu")
+    run.models["0"].save(tmp_path / "a.safetensors")
+    settings = dataclasses.replace(first.model, start=str(tmp_path / "a.safetensors"))
+    started = bespoke.run(dataclasses.replace(first, model=settings), device="cpu")
+    name = next(iter(run.models["0"].personal))
+    assert torch.equal(started.federation.params[name], run.models["0"].personal[name])
