@@ -150,7 +150,7 @@ WRONG = {
     "no folder": (shutil.rmtree, "holds no run"),
     "no config": (lambda run: (run / "config.toml").unlink(), "holds no run"),
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "holds no intact checkpoint, so no model"),
-    "server": (lambda run: damage(newest(run, "0*.safetensors")), "checksum does not match) and was skipped), so no"),
+    "server": (lambda run: damage(newest(run, "0*.safetensors")), "checksum does not match), and was skipped), so no"),
     "states": (lambda run: damage(newest(run, "states*")), "holds no intact checkpoint (checkpoint "),
     "manifest": (lambda run: damage(newest(run)), "holds no intact checkpoint (checkpoint "),
     "records": (lambda run: damage(run / "clients.jsonl", 9), "clients.jsonl is not as the run wrote it"),
