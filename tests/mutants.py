@@ -1252,6 +1252,60 @@ of(
 )
 
 of(
+    "fedopt",
+    (
+        "v starts at tau",
+        "self.tau**2",
+        "self.tau",
+    ),
+    (
+        "v starts at 0",
+        "torch.full_like(p, self.tau**2)",
+        "torch.zeros_like(p)",
+    ),
+    (
+        "no momentum",
+        'tree.add(delta, server["m"], b1)',
+        "delta",
+    ),
+    (
+        "a damped gradient under plain momentum",
+        'm = tree.add(delta, server["m"], b1)',
+        'm = tree.map(lambda m, d: b1 * m + (1.0 - b1) * d, server["m"], delta)',
+    ),
+    (
+        "an undamped gradient under the adaptive rules",
+        "b1 * m + (1.0 - b1) * d",
+        "b1 * m + d",
+    ),
+    (
+        "no server rate",
+        "tree.add(w, m, rate)",
+        "tree.add(w, m)",
+    ),
+    (
+        "tau under the root",
+        "(v.sqrt() + self.tau)",
+        "(v + self.tau**2).sqrt()",
+    ),
+    (
+        "Yogi is Adam",
+        "return v - new * square * torch.sign(v - square)",
+        "return self.beta2 * v + new * square",
+    ),
+    (
+        "Adagrad forgets",
+        "return v + square",
+        "return self.beta2 * v + square",
+    ),
+    (
+        "never fine-tuned",
+        'down["model"], self.finetune_epochs)',
+        'down["model"], 0)',
+    ),
+)
+
+of(
     "per_fedavg",
     (
         "the same batch twice",

@@ -60,6 +60,7 @@ _NAMES = {
     "QLSD": "bespoke.algorithms",
     "PFedGP": "bespoke.algorithms",
     "PFedBreD": "bespoke.algorithms",
+    "FedOpt": "bespoke.algorithms",
     "Experiment": "bespoke.runs.experiment",
     "Evaluation": "bespoke.runs.federation",
     "DataSettings": "bespoke.data",

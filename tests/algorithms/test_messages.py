@@ -59,6 +59,8 @@ SENT = {
     "qlsd/exact": Sent(M, M + 1),
     "pfedgp": Sent(B, B + 1),
     "pfedbred": Sent(M, M),
+    "fedavgm": part("model", M),
+    "fedadam": part("model", M),
 }
 
 

@@ -12,6 +12,7 @@ from bespoke.algorithms.fedbn import FedBN
 from bespoke.algorithms.fedcp import FedCP
 from bespoke.algorithms.fedep import FedEP
 from bespoke.algorithms.fedlda import FedLDA
+from bespoke.algorithms.fedopt import FedOpt
 from bespoke.algorithms.fedpa import FedPA
 from bespoke.algorithms.fedpac import FedPAC
 from bespoke.algorithms.fedpce import FedPCE
@@ -71,6 +72,9 @@ _SHIPPED: dict[str, Factory] = {
     "qlsd_ft": functools.partial(QLSD, finetune_epochs=5),
     "pfedgp": PFedGP,
     "pfedbred": PFedBreD,
+    "fedavgm": FedOpt,
+    "fedadam": functools.partial(FedOpt, rule="adam", server_lr=0.1),
+    "fedyogi": functools.partial(FedOpt, rule="yogi", server_lr=0.1),
 }
 
 
