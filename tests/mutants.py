@@ -193,6 +193,65 @@ of(
 )
 
 of(
+    "scaffold",
+    (
+        "correction reversed",
+        'tree.sub(down["control"], state["own"])',
+        'tree.sub(state["own"], down["control"])',
+    ),
+    (
+        "no correction",
+        "tree.add(g, correction), seen",
+        "g, seen",
+    ),
+    (
+        "controls of corrected gradients",
+        'tree.add(seen["sum"], g)',
+        'tree.add(seen["sum"], tree.add(g, correction))',
+    ),
+    (
+        "sums for means",
+        'total / seen["steps"]',
+        "total",
+    ),
+    (
+        "the other option",
+        'self.control == "start"',
+        'self.control == "steps"',
+    ),
+    (
+        "controls are not kept",
+        'return {"own": own}, {',
+        "return state, {",
+    ),
+    (
+        "sends its control",
+        '"change": tree.sub(own, state["own"])',
+        '"change": own',
+    ),
+    (
+        "the control moves all the way",
+        'len(uploads.clients) / server["clients"]',
+        'server["clients"] / server["clients"]',
+    ),
+    (
+        "weighted by rows",
+        'uploads.mean("model", equal)',
+        'uploads.mean("model")',
+    ),
+    (
+        "changes weighted by rows",
+        'uploads.mean("change", equal)',
+        'uploads.mean("change")',
+    ),
+    (
+        "no server rate",
+        "rate = torch.ones_like(uploads.weights), self.server_lr",
+        "rate = torch.ones_like(uploads.weights), 1.0",
+    ),
+)
+
+of(
     "self_fl",
     (
         "the steps ignore the schedule",

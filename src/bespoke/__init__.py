@@ -61,6 +61,7 @@ _NAMES = {
     "PFedGP": "bespoke.algorithms",
     "PFedBreD": "bespoke.algorithms",
     "FedOpt": "bespoke.algorithms",
+    "Scaffold": "bespoke.algorithms",
     "Experiment": "bespoke.runs.experiment",
     "Evaluation": "bespoke.runs.federation",
     "DataSettings": "bespoke.data",

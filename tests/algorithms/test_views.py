@@ -14,6 +14,7 @@ TUNED = {
     "fedprox": bespoke.FedProx(finetune_epochs=1, finetune_part="head"),
     "moon": bespoke.MOON(finetune_epochs=1),
     "fedavgm": bespoke.FedOpt(finetune_epochs=1),
+    "scaffold": bespoke.Scaffold(finetune_epochs=1),
 }
 
 

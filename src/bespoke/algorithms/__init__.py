@@ -32,6 +32,7 @@ from bespoke.algorithms.pfedgp import PFedGP
 from bespoke.algorithms.pfedme import PFedMe
 from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.algorithms.qlsd import QLSD
+from bespoke.algorithms.scaffold import Scaffold
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
 from bespoke.errors import UserError, reason
@@ -75,6 +76,7 @@ _SHIPPED: dict[str, Factory] = {
     "fedavgm": FedOpt,
     "fedadam": functools.partial(FedOpt, rule="adam", server_lr=0.1),
     "fedyogi": functools.partial(FedOpt, rule="yogi", server_lr=0.1),
+    "scaffold": Scaffold,
 }
 
 
