@@ -50,6 +50,7 @@ CASES: dict[str, Case] = {
     "fedadam": Case("fedadam", "FedAdam, one model for all", **NOT_COUNTED),
     "fedyogi": Case("fedyogi", "FedYogi, one model for all", **NOT_COUNTED),
     "scaffold": Case("scaffold", "SCAFFOLD, one model for all", **NOT_COUNTED),
+    "feddyn": Case("feddyn", "FedDyn, one model for all", **NOT_COUNTED),
     "fedavg_ft": Case("fedavg_ft", "FedAvg-FT"),
     "fedpa_ft": Case("fedpa_ft", "FedPA-FT"),
     "fedep_ft": Case("fedep_ft", "FedEP-FT"),

@@ -861,6 +861,65 @@ of(
 )
 
 of(
+    "feddyn",
+    (
+        "no linear term",
+        "tied(params, batch, anchor) - tree.dot(slope, params)",
+        "tied(params, batch, anchor)",
+    ),
+    (
+        "linear term added",
+        "- tree.dot(slope, params)",
+        "+ tree.dot(slope, params)",
+    ),
+    (
+        "no pull",
+        "near(local.task.loss, self.alpha)",
+        "near(local.task.loss, 0.0)",
+    ),
+    (
+        "alpha instead of alpha / 2",
+        "near(local.task.loss, self.alpha)",
+        "near(local.task.loss, 2.0 * self.alpha)",
+    ),
+    (
+        "gradients are not kept",
+        'return {"slope": slope}, {',
+        "return state, {",
+    ),
+    (
+        "gradients of the other sign",
+        "tree.sub(model, w), -self.alpha)",
+        "tree.sub(model, w), self.alpha)",
+    ),
+    (
+        "weighted by rows",
+        'uploads.mean("model", torch.ones_like(uploads.weights))',
+        'uploads.mean("model")',
+    ),
+    (
+        "h over the senders",
+        'len(uploads.clients) / server["clients"]',
+        'server["clients"] / server["clients"]',
+    ),
+    (
+        "the h before",
+        "tree.add(mean, h, -1.0 / self.alpha)",
+        'tree.add(mean, server["h"], -1.0 / self.alpha)',
+    ),
+    (
+        "h not over alpha",
+        "-1.0 / self.alpha",
+        "-1.0",
+    ),
+    (
+        "never fine-tuned",
+        'down["model"], self.finetune_epochs)',
+        'down["model"], 0)',
+    ),
+)
+
+of(
     "fedep",
     (
         "the pull has no bound",

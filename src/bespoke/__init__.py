@@ -62,6 +62,7 @@ _NAMES = {
     "PFedBreD": "bespoke.algorithms",
     "FedOpt": "bespoke.algorithms",
     "Scaffold": "bespoke.algorithms",
+    "FedDyn": "bespoke.algorithms",
     "Experiment": "bespoke.runs.experiment",
     "Evaluation": "bespoke.runs.federation",
     "DataSettings": "bespoke.data",

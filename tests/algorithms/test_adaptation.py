@@ -57,7 +57,7 @@ def test_a_second_round_of_adaptation_starts_where_the_first_one_ended(name):
     assert (logits(2) - logits(1)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["fedpa", "fedep", "qlsd", "pfedgp", "fedadam", "scaffold"])
+@pytest.mark.parametrize("name", ["fedpa", "fedep", "qlsd", "pfedgp", "fedadam", "scaffold", "feddyn"])
 def test_a_client_never_seen_is_treated_like_any_other(name):
     """What prediction needs is the broadcast and the client's own rows: a state makes no difference."""
     before = federation(method_of(name), training("plain"), "loop")

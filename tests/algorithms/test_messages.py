@@ -61,6 +61,7 @@ SENT = {
     "pfedbred": Sent(M, M),
     "fedavgm": part("model", M),
     "fedadam": part("model", M),
+    "feddyn": part("model", M),
     "scaffold": Sent(2 * M, 2 * M, 0, frozenset({"model", "change"}), "the model and a control up, the model and"),
 }
 

@@ -15,6 +15,7 @@ TUNED = {
     "moon": bespoke.MOON(finetune_epochs=1),
     "fedavgm": bespoke.FedOpt(finetune_epochs=1),
     "scaffold": bespoke.Scaffold(finetune_epochs=1),
+    "feddyn": bespoke.FedDyn(finetune_epochs=1),
 }
 
 

@@ -10,6 +10,7 @@ from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.fedbabu import FedBABU
 from bespoke.algorithms.fedbn import FedBN
 from bespoke.algorithms.fedcp import FedCP
+from bespoke.algorithms.feddyn import FedDyn
 from bespoke.algorithms.fedep import FedEP
 from bespoke.algorithms.fedlda import FedLDA
 from bespoke.algorithms.fedopt import FedOpt
@@ -77,6 +78,7 @@ _SHIPPED: dict[str, Factory] = {
     "fedadam": functools.partial(FedOpt, rule="adam", server_lr=0.1),
     "fedyogi": functools.partial(FedOpt, rule="yogi", server_lr=0.1),
     "scaffold": Scaffold,
+    "feddyn": FedDyn,
 }
 
 
