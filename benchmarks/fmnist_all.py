@@ -66,6 +66,7 @@ CASES: dict[str, Case] = {
     "fedcp": Case("fedcp", "FedCP"),
     "gpfl": Case("gpfl", "GPFL"),
     "fedproto": Case("fedproto", "FedProto"),
+    "fedala": Case("fedala", "FedALA"),
     "ditto": Case("ditto", "Ditto"),
     "apfl": Case("apfl", "APFL"),
     "pfedme": Case("pfedme", "pFedMe"),

@@ -743,6 +743,80 @@ of(
 )
 
 of(
+    "fedala",
+    (
+        "takes over nothing at first",
+        "tree.map(torch.ones_like, self._top(task, params))",
+        "tree.zeros_like(self._top(task, params))",
+    ),
+    (
+        "never learnt",
+        "(w - rate * g).clamp(0.0, 1.0)",
+        "(w - 0.0 * g).clamp(0.0, 1.0)",
+    ),
+    (
+        "uphill",
+        "(w - rate * g)",
+        "(w + rate * g)",
+    ),
+    (
+        "not clipped",
+        "(w - rate * g).clamp(0.0, 1.0)",
+        "w - rate * g",
+    ),
+    (
+        "exchanged",
+        "a + (b - a) * w",
+        "b + (a - b) * w",
+    ),
+    (
+        "the other part",
+        'self.part == "head"',
+        'self.part != "head"',
+    ),
+    (
+        "all of a pass",
+        "self.share * local.num_steps",
+        "1.0 * local.num_steps",
+    ),
+    (
+        "long in every round",
+        'torch.where(state["learnt"] > 0.0, 1, self.first_passes)',
+        'torch.where(state["learnt"] > 0.0, self.first_passes, self.first_passes)',
+    ),
+    (
+        "the first round counts as learnt",
+        'torch.where(differ, 1.0, state["learnt"])',
+        'torch.ones_like(state["learnt"])',
+    ),
+    (
+        "weights are not kept",
+        '"mix": mix, "learnt": learnt}, {',
+        '"mix": state["mix"], "learnt": learnt}, {',
+    ),
+    (
+        "its model is not kept",
+        'return {"own": model, "mix": mix',
+        'return {"own": state["own"], "mix": mix',
+    ),
+    (
+        "trains the received model",
+        "local.sgd(local.task.loss, start)",
+        'local.sgd(local.task.loss, down["model"])',
+    ),
+    (
+        "a new client starts at the first model",
+        'tree.where(local.round == 1, down["model"], state["own"])',
+        'state["own"]',
+    ),
+    (
+        "predicts with its own model",
+        "return self._aggregated(local, state, down)[0]",
+        'return state["own"]',
+    ),
+)
+
+of(
     "fedavg",
     (
         "fine-tunes at the training rate",

@@ -63,6 +63,7 @@ _NAMES = {
     "FedOpt": "bespoke.algorithms",
     "Scaffold": "bespoke.algorithms",
     "FedDyn": "bespoke.algorithms",
+    "FedALA": "bespoke.algorithms",
     "Experiment": "bespoke.runs.experiment",
     "Evaluation": "bespoke.runs.federation",
     "DataSettings": "bespoke.data",

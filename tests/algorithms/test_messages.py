@@ -62,6 +62,7 @@ SENT = {
     "fedavgm": part("model", M),
     "fedadam": part("model", M),
     "feddyn": part("model", M),
+    "fedala": part("model", M),
     "scaffold": Sent(2 * M, 2 * M, 0, frozenset({"model", "change"}), "the model and a control up, the model and"),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from bespoke.algorithms.apfl import APFL
 from bespoke.algorithms.ditto import Ditto
+from bespoke.algorithms.fedala import FedALA
 from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.fedbabu import FedBABU
 from bespoke.algorithms.fedbn import FedBN
@@ -79,6 +80,7 @@ _SHIPPED: dict[str, Factory] = {
     "fedyogi": functools.partial(FedOpt, rule="yogi", server_lr=0.1),
     "scaffold": Scaffold,
     "feddyn": FedDyn,
+    "fedala": FedALA,
 }
 
 
