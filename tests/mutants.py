@@ -538,23 +538,23 @@ of(
     ),
     (
         "leaves without their start",
-        "name: leaf\n        + mlp",
-        "name: 0.0 * leaf\n        + mlp",
+        "name: start[name] + row",
+        "name: row",
     ),
     (
         "no rectifier",
-        'torch.relu(mlp[name]["w1"] @ embedding + mlp[name]["b1"])',
-        '(mlp[name]["w1"] @ embedding + mlp[name]["b1"])',
+        'torch.relu(net["w1"] @ embedding + net["b1"])',
+        'net["w1"] @ embedding + net["b1"]',
     ),
     (
         "no hidden bias",
-        '@ embedding + mlp[name]["b1"]',
+        '@ embedding + net["b1"]',
         "@ embedding",
     ),
     (
         "no last bias",
-        '        + mlp[name]["b2"]\n',
-        "",
+        ' + net["b2"]\n',
+        "\n",
     ),
     (
         "a new client keeps its first embedding",
