@@ -8,7 +8,7 @@ import torch
 import toy
 from golden import fedala as golden
 from golden.common import HEAD, gradient, logits, loss_sum
-from golden_runs import SWITCHED, federation, minibatches, problem, run, training
+from golden_runs import SWITCHED, arrays, federation, minibatches, problem, run, training
 from scipy.optimize import approx_fprime
 from toy import BACKENDS, POPULATION, gap
 
@@ -107,3 +107,14 @@ def test_how_long_the_weights_are_learnt(backend):
 @pytest.mark.parametrize("check", SWITCHED)
 def test_the_contract_holds_where_all_layers_are_mixed(check):
     CHECKS[check](Subject(FedALA(part="all", first_passes=2)))
+
+
+def test_tested_before_averaging_it_is_what_each_client_trained():
+    ran = run(FedALA(first_passes=2), training("plain"), "batched", when="local", inspect=False)
+    given, cohort = problem("plain"), ran.rounds()[-1]["cohort"]
+    scores = [score for score in ran.scores(round=3) if score.client < POPULATION]  # the last client is new
+    assert [score.client for score in scores] == cohort
+    for score in scores:
+        model = arrays(ran.states[-1][score.client]["own"])
+        want = loss_sum(logits(model, given.x_test[score.client]), given.y_test[score.client])
+        assert score.loss_sum == pytest.approx(want, abs=1e-10)
