@@ -193,6 +193,65 @@ of(
 )
 
 of(
+    "scaffold",
+    (
+        "correction reversed",
+        'tree.sub(down["control"], state["own"])',
+        'tree.sub(state["own"], down["control"])',
+    ),
+    (
+        "no correction",
+        "tree.add(g, correction), seen",
+        "g, seen",
+    ),
+    (
+        "controls of corrected gradients",
+        'tree.add(seen["sum"], g)',
+        'tree.add(seen["sum"], tree.add(g, correction))',
+    ),
+    (
+        "sums for means",
+        'total / seen["steps"]',
+        "total",
+    ),
+    (
+        "the other option",
+        'self.control == "start"',
+        'self.control == "steps"',
+    ),
+    (
+        "controls are not kept",
+        'return {"own": own}, {',
+        "return state, {",
+    ),
+    (
+        "sends its control",
+        '"change": tree.sub(own, state["own"])',
+        '"change": own',
+    ),
+    (
+        "the control moves all the way",
+        'len(uploads.clients) / server["clients"]',
+        'server["clients"] / server["clients"]',
+    ),
+    (
+        "weighted by rows",
+        'uploads.mean("model", equal)',
+        'uploads.mean("model")',
+    ),
+    (
+        "changes weighted by rows",
+        'uploads.mean("change", equal)',
+        'uploads.mean("change")',
+    ),
+    (
+        "no server rate",
+        "rate = torch.ones_like(uploads.weights), self.server_lr",
+        "rate = torch.ones_like(uploads.weights), 1.0",
+    ),
+)
+
+of(
     "self_fl",
     (
         "the steps ignore the schedule",
@@ -479,23 +538,23 @@ of(
     ),
     (
         "leaves without their start",
-        "name: leaf\n        + mlp",
-        "name: 0.0 * leaf\n        + mlp",
+        "name: start[name] + row",
+        "name: row",
     ),
     (
         "no rectifier",
-        'torch.relu(mlp[name]["w1"] @ embedding + mlp[name]["b1"])',
-        '(mlp[name]["w1"] @ embedding + mlp[name]["b1"])',
+        'torch.relu(net["w1"] @ embedding + net["b1"])',
+        'net["w1"] @ embedding + net["b1"]',
     ),
     (
         "no hidden bias",
-        '@ embedding + mlp[name]["b1"]',
+        '@ embedding + net["b1"]',
         "@ embedding",
     ),
     (
         "no last bias",
-        '        + mlp[name]["b2"]\n',
-        "",
+        ' + net["b2"]\n',
+        "\n",
     ),
     (
         "a new client keeps its first embedding",
@@ -684,6 +743,80 @@ of(
 )
 
 of(
+    "fedala",
+    (
+        "takes over nothing at first",
+        "tree.map(torch.ones_like, self._top(task, params))",
+        "tree.zeros_like(self._top(task, params))",
+    ),
+    (
+        "never learnt",
+        "(w - rate * g).clamp(0.0, 1.0)",
+        "(w - 0.0 * g).clamp(0.0, 1.0)",
+    ),
+    (
+        "uphill",
+        "(w - rate * g)",
+        "(w + rate * g)",
+    ),
+    (
+        "not clipped",
+        "(w - rate * g).clamp(0.0, 1.0)",
+        "w - rate * g",
+    ),
+    (
+        "exchanged",
+        "a + (b - a) * w",
+        "b + (a - b) * w",
+    ),
+    (
+        "the other part",
+        'self.part == "head"',
+        'self.part != "head"',
+    ),
+    (
+        "all of a pass",
+        "self.share * local.num_steps",
+        "1.0 * local.num_steps",
+    ),
+    (
+        "long in every round",
+        'torch.where(state["learnt"] > 0.0, 1, self.first_passes)',
+        'torch.where(state["learnt"] > 0.0, self.first_passes, self.first_passes)',
+    ),
+    (
+        "the first round counts as learnt",
+        'torch.where(differ, 1.0, state["learnt"])',
+        'torch.ones_like(state["learnt"])',
+    ),
+    (
+        "weights are not kept",
+        '"mix": mix, "learnt": learnt}, {',
+        '"mix": state["mix"], "learnt": learnt}, {',
+    ),
+    (
+        "its model is not kept",
+        'return {"own": model, "mix": mix',
+        'return {"own": state["own"], "mix": mix',
+    ),
+    (
+        "trains the received model",
+        "local.sgd(local.task.loss, start)",
+        'local.sgd(local.task.loss, down["model"])',
+    ),
+    (
+        "a new client starts at the first model",
+        'tree.where(local.round == 1, down["model"], state["own"])',
+        'state["own"]',
+    ),
+    (
+        "predicts with its own model",
+        "return self._aggregated(local, state, down)[0]",
+        'return state["own"]',
+    ),
+)
+
+of(
     "fedavg",
     (
         "fine-tunes at the training rate",
@@ -798,6 +931,65 @@ of(
         "adaptation starts over",
         'tree.where(local.round == 1, down["head"], state["personal"])',
         'down["head"]',
+    ),
+)
+
+of(
+    "feddyn",
+    (
+        "no linear term",
+        "tied(params, batch, anchor) - tree.dot(slope, params)",
+        "tied(params, batch, anchor)",
+    ),
+    (
+        "linear term added",
+        "- tree.dot(slope, params)",
+        "+ tree.dot(slope, params)",
+    ),
+    (
+        "no pull",
+        "near(local.task.loss, self.alpha)",
+        "near(local.task.loss, 0.0)",
+    ),
+    (
+        "alpha instead of alpha / 2",
+        "near(local.task.loss, self.alpha)",
+        "near(local.task.loss, 2.0 * self.alpha)",
+    ),
+    (
+        "gradients are not kept",
+        'return {"slope": slope}, {',
+        "return state, {",
+    ),
+    (
+        "gradients of the other sign",
+        "tree.sub(model, w), -self.alpha)",
+        "tree.sub(model, w), self.alpha)",
+    ),
+    (
+        "weighted by rows",
+        'uploads.mean("model", torch.ones_like(uploads.weights))',
+        'uploads.mean("model")',
+    ),
+    (
+        "h over the senders",
+        'len(uploads.clients) / server["clients"]',
+        'server["clients"] / server["clients"]',
+    ),
+    (
+        "the h before",
+        "tree.add(mean, h, -1.0 / self.alpha)",
+        'tree.add(mean, server["h"], -1.0 / self.alpha)',
+    ),
+    (
+        "h not over alpha",
+        "-1.0 / self.alpha",
+        "-1.0",
+    ),
+    (
+        "never fine-tuned",
+        'down["model"], self.finetune_epochs)',
+        'down["model"], 0)',
     ),
 )
 
@@ -1248,6 +1440,60 @@ of(
         "fine-tunes everything",
         "self.finetune_epochs, self.finetune_part)",
         "self.finetune_epochs)",
+    ),
+)
+
+of(
+    "fedopt",
+    (
+        "v starts at tau",
+        "self.tau**2",
+        "self.tau",
+    ),
+    (
+        "v starts at 0",
+        "torch.full_like(p, self.tau**2)",
+        "torch.zeros_like(p)",
+    ),
+    (
+        "no momentum",
+        'tree.add(delta, server["m"], b1)',
+        "delta",
+    ),
+    (
+        "a damped gradient under plain momentum",
+        'm = tree.add(delta, server["m"], b1)',
+        'm = tree.map(lambda m, d: b1 * m + (1.0 - b1) * d, server["m"], delta)',
+    ),
+    (
+        "an undamped gradient under the adaptive rules",
+        "b1 * m + (1.0 - b1) * d",
+        "b1 * m + d",
+    ),
+    (
+        "no server rate",
+        "tree.add(w, m, rate)",
+        "tree.add(w, m)",
+    ),
+    (
+        "tau under the root",
+        "(v.sqrt() + self.tau)",
+        "(v + self.tau**2).sqrt()",
+    ),
+    (
+        "Yogi is Adam",
+        "return v - new * square * torch.sign(v - square)",
+        "return self.beta2 * v + new * square",
+    ),
+    (
+        "Adagrad forgets",
+        "return v + square",
+        "return self.beta2 * v + square",
+    ),
+    (
+        "never fine-tuned",
+        'down["model"], self.finetune_epochs)',
+        'down["model"], 0)',
     ),
 )
 

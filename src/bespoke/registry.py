@@ -40,7 +40,7 @@ def _plain(name: str) -> str:
 
 
 def is_path(name: object) -> bool:
-    """Return whether a name is the path of an object in a module, such as ``mine:FedALA``."""
+    """Return whether a name is the path of an object in a module, such as ``mine:HalfWay``."""
     return isinstance(name, str) and ":" in name
 
 
@@ -119,7 +119,7 @@ def import_object(path: str, where: str) -> Any:
     """Import ``module:name`` from the working directory or Python's path; say so on stderr, once per module."""
     name, _, inside = path.partition(":")
     if not _PATH.fullmatch(path) or name.endswith(".py"):
-        raise UserError(f"{where}: {path!r} is not a module path: write MODULE:NAME, such as mine:FedALA")
+        raise UserError(f"{where}: {path!r} is not a module path: write MODULE:NAME, such as mine:HalfWay")
     top = name.partition(".")[0]
     place = _find(top, where)
     if name not in sys.modules or name not in _ANNOUNCED:

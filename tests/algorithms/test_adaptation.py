@@ -45,7 +45,7 @@ def test_further_rounds_of_adaptation_go_on(name):
     assert losses[1] < 0.8 * losses[0] and losses[2] < 0.8 * losses[1], losses
 
 
-@pytest.mark.parametrize("name", ["apfl", "ditto", "fedper", "lg_fedavg", "local", "pfedbred", "pfedvmp"])
+@pytest.mark.parametrize("name", ["apfl", "ditto", "fedala", "fedper", "lg_fedavg", "local", "pfedbred", "pfedvmp"])
 def test_a_second_round_of_adaptation_starts_where_the_first_one_ended(name):
     """Batches are all rows: a round that started over would end where the first one did."""
 
@@ -57,7 +57,7 @@ def test_a_second_round_of_adaptation_starts_where_the_first_one_ended(name):
     assert (logits(2) - logits(1)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["fedpa", "fedep", "qlsd", "pfedgp"])
+@pytest.mark.parametrize("name", ["fedpa", "fedep", "qlsd", "pfedgp", "fedadam", "scaffold", "feddyn"])
 def test_a_client_never_seen_is_treated_like_any_other(name):
     """What prediction needs is the broadcast and the client's own rows: a state makes no difference."""
     before = federation(method_of(name), training("plain"), "loop")

@@ -59,6 +59,11 @@ SENT = {
     "qlsd/exact": Sent(M, M + 1),
     "pfedgp": Sent(B, B + 1),
     "pfedbred": Sent(M, M),
+    "fedavgm": part("model", M),
+    "fedadam": part("model", M),
+    "feddyn": part("model", M),
+    "fedala": part("model", M),
+    "scaffold": Sent(2 * M, 2 * M, 0, frozenset({"model", "change"}), "the model and a control up, the model and"),
 }
 
 

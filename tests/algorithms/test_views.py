@@ -13,6 +13,9 @@ TUNED = {
     "qlsd": ALGORITHMS["qlsd_ft"](),
     "fedprox": bespoke.FedProx(finetune_epochs=1, finetune_part="head"),
     "moon": bespoke.MOON(finetune_epochs=1),
+    "fedavgm": bespoke.FedOpt(finetune_epochs=1),
+    "scaffold": bespoke.Scaffold(finetune_epochs=1),
+    "feddyn": bespoke.FedDyn(finetune_epochs=1),
 }
 
 

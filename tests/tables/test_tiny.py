@@ -46,7 +46,8 @@ def _some() -> list[spec.Entry]:
                 method = min(left, key=lambda method: (places[method], method))
             chosen.append(_of_no_table(file, method))
             left.discard(method)
-    last = {entry.algorithm: entry for entry in ENTRIES}  # the last tables have the smallest models
+    last = {method: _of_no_table(FILES[0], method) for method in left}  # for those in no table
+    last |= {entry.algorithm: entry for entry in ENTRIES}  # the last tables have the smallest models
     return [*chosen, *(last[method] for method in sorted(left))]
 
 

@@ -6,12 +6,15 @@ from typing import Any
 
 from bespoke.algorithms.apfl import APFL
 from bespoke.algorithms.ditto import Ditto
+from bespoke.algorithms.fedala import FedALA
 from bespoke.algorithms.fedavg import FedAvg
 from bespoke.algorithms.fedbabu import FedBABU
 from bespoke.algorithms.fedbn import FedBN
 from bespoke.algorithms.fedcp import FedCP
+from bespoke.algorithms.feddyn import FedDyn
 from bespoke.algorithms.fedep import FedEP
 from bespoke.algorithms.fedlda import FedLDA
+from bespoke.algorithms.fedopt import FedOpt
 from bespoke.algorithms.fedpa import FedPA
 from bespoke.algorithms.fedpac import FedPAC
 from bespoke.algorithms.fedpce import FedPCE
@@ -31,6 +34,7 @@ from bespoke.algorithms.pfedgp import PFedGP
 from bespoke.algorithms.pfedme import PFedMe
 from bespoke.algorithms.pfedvmp import PFedVMP
 from bespoke.algorithms.qlsd import QLSD
+from bespoke.algorithms.scaffold import Scaffold
 from bespoke.algorithms.self_fl import SelfFL
 from bespoke.core.algorithm import Algorithm
 from bespoke.errors import UserError, reason
@@ -71,6 +75,12 @@ _SHIPPED: dict[str, Factory] = {
     "qlsd_ft": functools.partial(QLSD, finetune_epochs=5),
     "pfedgp": PFedGP,
     "pfedbred": PFedBreD,
+    "fedavgm": FedOpt,
+    "fedadam": functools.partial(FedOpt, rule="adam", server_lr=0.1),
+    "fedyogi": functools.partial(FedOpt, rule="yogi", server_lr=0.1),
+    "scaffold": Scaffold,
+    "feddyn": FedDyn,
+    "fedala": FedALA,
 }
 
 
