@@ -26,7 +26,7 @@ with_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs the extra onnx")
 def predictors():
     """One method for each way to predict: by the hook, and by whether the personal model has views."""
     found = {}
-    for name in bespoke.ALGORITHMS.shipped:
+    for name in sorted(bespoke.ALGORITHMS.shipped):
         method = bespoke.ALGORITHMS[name]()
         found.setdefault((type(method).predict, getattr(method, "finetune_epochs", 0) > 0), name)
     return sorted(found.values())
