@@ -23,6 +23,7 @@ from bespoke import UserError, load_model
 from bespoke.core.algorithm import Algorithm
 from bespoke.data import DATASETS, Examples
 from bespoke.models import MODELS
+from bespoke.runs import model_files
 
 OWN_NET = """
 from pathlib import Path
@@ -374,6 +375,26 @@ def test_an_own_transform_is_named_or_given_again(tmp_path, monkeypatch):
         assert same(model, load_model(path, transform=transform), x[:5])
         other = load_model(path, transform=lambda key, x, extra, train: x)
         assert not same(model, other, x[:5])
+
+
+def test_the_transform_of_federate_is_named_or_given_again(tmp_path):
+    """Bespoke's own steps are in the file; a function is given again, as it was given to federate."""
+    path, scaled = tmp_path / "a.safetensors", bespoke.data.Normalise([0.5] * DIM, [2.0] * DIM)
+    model = saved(federated("fedavg_ft", transform=scaled), path)
+    assert same(model, load_model(path, model=Net()))
+    doubled = [scaled, lambda key, x, train: 2 * x]
+    model = saved(federated("fedavg_ft", transform=doubled), path)
+    with pytest.raises(UserError, match=r"its transform was an object of a program, .*transform=\.\.\."):
+        load_model(path, model=Net())
+    assert same(model, load_model(path, model=Net(), transform=doubled))
+    assert not same(model, load_model(path, model=Net(), transform=scaled))
+
+
+@pytest.mark.parametrize("told", [3, {}, {"Turn": {}}, {"Flip": {"p": "x"}}, {"Flip": {"q": 1}}, {"Normalise": [1]}])
+def test_a_damaged_step_of_a_transform(told):
+    card = {"transform": {"name": "steps", "settings": {"steps": [told]}}}
+    with pytest.raises(UserError, match="a is damaged: it names no transform that there is"):
+        model_files.rebuilt_transform(card, None, False, "a")
 
 
 def test_an_own_objective_is_given_again(tmp_path):

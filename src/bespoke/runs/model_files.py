@@ -5,6 +5,7 @@ name and settings. A user's own is either code that the file names by its path, 
 it, or an object that the caller has to give again.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -12,7 +13,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from bespoke.core.tree import Tree
 from bespoke.data.images.views import compose
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import sixteen_levels_to_unit
+from bespoke.data.transforms import Crop, Flip, Normalise, Step, Steps
 from bespoke.errors import UserError, reason, shown
 from bespoke.files import write_atomic
 from bespoke.models import MODELS, ModelSettings, build_module
@@ -43,7 +45,8 @@ FORMAT = 1
 _ENTRY = "bespoke"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
 _MOST_NUMBERS = 10**9  # of one example
-_PLAIN, _SYMMETRIC, _LEVELS, _IMAGES = "none", "symmetric", "sixteen_levels", "images"
+_PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
+_OWN_STEPS: dict[str, Callable[..., Step]] = {"Normalise": Normalise, "Flip": Flip, "Crop": Crop}
 _SEEN = ("degrade", "jitter_order", "noise_at")  # settings of [data] that change how an image looks in evaluation
 _DTYPES = {"uint8": torch.uint8, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
 
@@ -105,6 +108,11 @@ def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
         return {"name": _LEVELS}
     if (data.degrade, data.augment, data.normalise) != ("none", "none", "auto"):
         return {"name": _IMAGES, "settings": {key: getattr(data, key) for key in _SEEN}}
+    if isinstance(pool.transform, Steps):
+        told = [{type(step).__name__: vars(step)} for step in pool.transform.steps if type(step) in _OWN_STEPS.values()]
+        whole = len(told) == len(pool.transform.steps)
+        how = {"name": _STEPS} if whole else {"object": repr(pool.transform)[:200]}
+        return how | {"settings": {"steps": told}}
     path = path_of(pool.transform)
     return {"path": path} if path else {"object": getattr(pool.transform, "__qualname__", "the transform")}
 
@@ -296,13 +304,14 @@ def rebuilt_objective(card: Card, given: Objective | str | None, trust: bool, wh
     return OBJECTIVES[name].measured_by(metrics)
 
 
-def rebuilt_transform(card: Card, given: Transform | None, trust: bool, where: str) -> Transform | None:
-    """Return the transform of a file, or the one that is given for it."""
+def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transform | None:
+    """Return the transform of a file, or the one that is given for it, as to ``federate`` where it was given there."""
     origin = card["transform"]
     if given is not None:
-        if not callable(given):
+        own = tuple(given) if isinstance(given, Sequence) else (given,)
+        if not all(map(callable, own)):
             raise UserError(f"load_model(transform=...) takes a function, not {shown(given)}")
-        return given
+        return Steps(own) if "steps" in origin.get("settings", {}) else given
     if "object" in origin:
         raise _wanted(origin, "transform", "transform", where)
     if "path" in origin:
@@ -312,6 +321,7 @@ def rebuilt_transform(card: Card, given: Transform | None, trust: bool, where: s
         _PLAIN: lambda: None,
         _SYMMETRIC: lambda: None,  # what is done to 8-bit numbers where there is no transform
         _LEVELS: lambda: sixteen_levels_to_unit,
+        _STEPS: lambda: Steps(tuple(_step(told, where) for told in origin["settings"]["steps"])),
         _IMAGES: lambda: compose(DataSettings(**read_fields(origin.get("settings", {}), DataSettings, where))),
     }
     if origin["name"] not in known:
@@ -319,6 +329,17 @@ def rebuilt_transform(card: Card, given: Transform | None, trust: bool, where: s
             f"{where}: there is no transform {shown(origin['name'])}: load it with the version that wrote it"
         )
     return known[origin["name"]]()
+
+
+def _step(told: Any, where: str) -> Step:
+    """Return one of bespoke's own steps: its name, and its settings, which are numbers or lists of them."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+        ((name, fields),) = told.items()
+        numbers = [n for value in fields.values() for n in (value if isinstance(value, list) else [value])]
+        if all(type(n) in (int, float) for n in numbers):
+            made: Step = _OWN_STEPS[name](**fields)
+            return made
+    raise UserError(f"{where} is damaged: it names no transform that there is: {shown(told)}")
 
 
 def rebuilt_task(

@@ -1,7 +1,7 @@
 """One client's own model: from a run or from a file, with all that prediction needs and nobody's rows."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bespoke.core.objective import Objective, binary_cross_entropies
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.data.examples import as_labels, as_targets
+from bespoke.data.transforms import Step
 from bespoke.engine.rows import CHUNK, fetch
 from bespoke.errors import UserError, reason, shown
 from bespoke.models.text import check_tokens
@@ -254,7 +255,7 @@ def load_model(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     algorithm: Algorithm | None = None,
     objective: Objective | str | None = None,
-    transform: Transform | None = None,
+    transform: Transform | Step | Sequence[Step] | None = None,
     trust_code: bool = False,
     device: str = "cpu",
 ) -> PersonalModel:
