@@ -9,15 +9,13 @@ It has no derivative itself.
 """
 
 import os
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bespoke.errors import UserError
-from bespoke.gpu.step import has_triton, map_lanes
+from bespoke.gpu.step import has_triton, map_lanes, without_derivative
 
 NO_SECOND = "this method takes second derivatives, which the fast layers do not have: use precision fp32"
 _LARGEST_GROUP = 1 << 14  # numbers
@@ -132,29 +130,6 @@ def _channels_last(maps: Tensor, dtype: torch.dtype) -> Tensor:
     return last if last.dtype == dtype and last.is_contiguous() else last.to(dtype).contiguous()
 
 
-def _gradient(compute: Callable[..., tuple[Tensor, ...]]) -> type[Function]:
-    """Return ``compute``, on stacked tensors, as a function with a vmap rule and without a derivative."""
-
-    class Gradient(Function):
-        @staticmethod
-        def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            return compute(*inputs)
-
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-            return map_lanes(Gradient, info, in_dims, inputs)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            """Keep nothing: there is no second derivative."""
-
-        @staticmethod
-        def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-            raise UserError(NO_SECOND)
-
-    return Gradient
-
-
 # --- convolution --------------------------------------------------------------------------------------------
 
 
@@ -214,7 +189,7 @@ class _Convolution(Function):
         return dx if wants_input else None, dw, db if wants_bias else None, None
 
 
-_ConvolutionGradient = _gradient(_convolve_back)
+_ConvolutionGradient = without_derivative(_convolve_back, NO_SECOND)
 
 
 # --- normalisation ------------------------------------------------------------------------------------------
@@ -266,7 +241,7 @@ class _Norm(Function):
         return dx, added if ctx.norm.adds else None, dscale, dshift, None
 
 
-_NormGradient = _gradient(_normalise_back)
+_NormGradient = without_derivative(_normalise_back, NO_SECOND)
 
 
 # --- max-pool -----------------------------------------------------------------------------------------------
@@ -307,4 +282,4 @@ class _MaxPool(Function):
         return *_PoolGradient.apply(dy, *ctx.saved_tensors, ctx.pool, ctx.sides, ctx.dtype), None, None
 
 
-_PoolGradient = _gradient(_pool_back)
+_PoolGradient = without_derivative(_pool_back, NO_SECOND)

@@ -1,13 +1,10 @@
 """Changes of images, each as one kernel for all clients where CUDA and Triton are available. Not differentiable."""
 
 from types import ModuleType
-from typing import Any
 
 from torch import Tensor
-from torch.autograd import Function
 
 from bespoke.gpu import step
-from bespoke.gpu.step import map_lanes
 
 _LARGEST = 1 << 13  # pixels of an image, which a program holds at once
 
@@ -26,31 +23,16 @@ def usable(x: Tensor) -> bool:
 
 def jitter(x: Tensor, amounts: Tensor, order: Tensor, grey: tuple[float, float, float]) -> Tensor:
     """Change the colours of x (B, 3, H, W) float32 by amounts (4,), in the order (4,): the same shape."""
-    out: Tensor = _Change.apply("jitter", x[None], amounts[None], order[None], grey)[0]
+    out: Tensor = _Jitter.apply(x[None], amounts[None], order[None], grey)[0]
     return out.squeeze(0)
 
 
 def move(x: Tensor, moves: Tensor, fill: Tensor) -> Tensor:
     """Move images x (B, C, H, W) float32 by ``moves`` (B, 9) float64; uncovered pixels become ``fill`` (C,)."""
-    out: Tensor = _Change.apply("move", x[None], moves[None], fill[None])[0]
+    out: Tensor = _Move.apply(x[None], moves[None], fill[None])[0]
     return out.squeeze(0)
 
 
-class _Change(Function):
-    """(a kernel's name, x (K, ...), its other inputs) -> (y,)."""
-
-    @staticmethod
-    def forward(name: str, *inputs: Any) -> tuple[Tensor]:
-        return (getattr(kernels(), name)(*inputs),)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        return map_lanes(_Change, info, in_dims, inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        raise NotImplementedError
+_WHY = "images that are changed at every access have no derivative"
+_Jitter = step.without_derivative(lambda *inputs: (kernels().jitter(*inputs),), _WHY)
+_Move = step.without_derivative(lambda *inputs: (kernels().move(*inputs),), _WHY)

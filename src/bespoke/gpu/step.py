@@ -1,7 +1,7 @@
 """The parts of a step besides the model, each as one kernel for all clients where CUDA and Triton are available."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from bespoke.errors import UserError
 
 
 @cache
@@ -43,6 +45,29 @@ def map_lanes(function: type[Function], info: Any, in_dims: Sequence[Any], input
     ]
     outputs = tuple(out.unflatten(0, (size, -1)) for out in function.apply(*stacked))
     return outputs, (0,) * len(outputs)
+
+
+def without_derivative(compute: Callable[..., tuple[Tensor, ...]], why: str) -> type[Function]:
+    """Return ``compute``, on stacked tensors, as a function with a vmap rule; ``why`` it cannot be differentiated."""
+
+    class Computed(Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return compute(*inputs)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+            return map_lanes(Computed, info, in_dims, inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            """Keep nothing: there is no derivative."""
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+            raise UserError(why)
+
+    return Computed
 
 
 # --- randomness ---------------------------------------------------------------------------------------------
