@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from bespoke.core.data import Batch
 from bespoke.core.settings import knob
 from bespoke.errors import UserError, reason
-from bespoke.gpu import step
 from bespoke.registry import Registry, closest
 
 # --- losses ---------------------------------------------------------------------------------------------------------
@@ -37,9 +36,7 @@ def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross entropy of logits (B, C) over the real rows of a batch, 0-d; one kernel on CUDA."""
-    if step.usable(logits):
-        return step.cross_entropy(logits, batch.y, batch.mask)
+    """Return the mean cross entropy of logits (B, C) over the real rows of a batch, 0-d."""
     return masked_mean(cross_entropies(logits, batch.y), batch.mask)
 
 
@@ -264,8 +261,6 @@ class Objective:
 
     def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of outputs (B, O) over the real rows of a batch, 0-d."""
-        if self.row_losses is cross_entropies:
-            return cross_entropy(outputs, batch)
         return masked_mean(self.row_losses(outputs, batch.y), batch.mask)
 
     def num_outputs(self, y: Tensor, num_classes: int) -> int:

@@ -9,7 +9,6 @@ from torch import Tensor
 from bespoke.core import rng
 from bespoke.core.data import Batch, Transform
 from bespoke.core.tree import Tree
-from bespoke.gpu import step
 
 CHUNK = 256  # rows read at once when all of a client's rows are needed
 
@@ -28,7 +27,9 @@ def fetch(
     if transform is not None:
         examples = transform(key, x[rows], extra, train)
     else:
-        examples = step.take_scaled(x, rows, dtype) if x.dtype == torch.uint8 else x[rows]
+        examples = x[rows]
+        if x.dtype == torch.uint8:
+            examples = examples.to(dtype) / 127.5 - 1.0
     return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
 
 
