@@ -25,7 +25,7 @@ from bespoke.gpu.fast_layers import Conv, Pool
 from bespoke.gpu.launching import launch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
-_MOST_PARTS = 99
+_MOST_PARTS = 20  # of a weight gradient
 _PROGRAMS = 528  # to keep 132 multiprocessors busy with a few each
 _POOLED = 1024  # numbers of a map that a program of a max-pool computes
 _LARGEST_NORM = 1 << 15  # numbers that a program of a norm may hold for the sake of longer loads
@@ -45,7 +45,9 @@ def _power(n: int, low: int = 16, high: int = 1 << 30) -> int:
     return max(low, min(high, 1 << (n - 1).bit_length()))
 
 
-def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int, channels: int) -> Blocks:
+def choose_blocks(
+    kind: str, conv: Conv, rows: int, columns: int, depth: int, channels: int, clients: int = 32
+) -> Blocks:
     """Return block sizes by shape, from measurements; ``kind`` is forward, weight or input.
 
     ``rows``, ``columns`` and ``depth`` are those of the matrix product; ``channels`` are the input's.
@@ -59,7 +61,8 @@ def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int, ch
             chosen = Blocks(128, _power(columns, high=32), 64, 8)
     elif kind == "weight" and conv.pooled:
         if columns >= 64:
-            chosen = Blocks(128, 64, 128, 8) if rows <= 512 else Blocks(128, 32, 64)
+            few = Blocks(64, 64, 64) if clients <= 16 else Blocks(128, 64, 128, 8)
+            chosen = few if rows <= 512 else Blocks(128, 32, 64)
         else:
             chosen = Blocks(64, _power(columns, high=32), 64)
     elif kind == "input" and conv.pooled:
@@ -658,7 +661,7 @@ def weight_gradient(
     oh, ow = dy.shape[2:4]
     outputs, channels, kh, kw = weight
     rows, outp, depth = batch * oh * ow, _power(outputs), _depth(weight, conv)
-    blocks = blocks or choose_blocks("weight", conv, depth, outputs, rows, cp)
+    blocks = blocks or choose_blocks("weight", conv, depth, outputs, rows, cp, clients)
     tiles = triton.cdiv(depth, blocks.rows) * (outp // blocks.columns)
     # The sum over pixels is split into parts where there are too few blocks to keep the device busy.
     splits = min(triton.cdiv(_PROGRAMS, tiles * clients), triton.cdiv(rows, 4 * blocks.depth), _MOST_PARTS)
