@@ -28,8 +28,8 @@ def fetch(
         examples = transform(key, x[rows], extra, train)
     else:
         examples = x[rows]
-        if x.dtype == torch.uint8:
-            examples = examples.to(dtype) / 127.5 - 1.0
+        if x.dtype == torch.uint8:  # the division converts to torch's default type
+            examples = (examples if dtype == torch.get_default_dtype() else examples.to(dtype)) / 127.5 - 1.0
     return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
 
 
