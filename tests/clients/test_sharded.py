@@ -324,7 +324,7 @@ def drive(root: Path) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        with mock.patch("bespoke.cli.progress._plain_lines", lambda *_: press):
+        with mock.patch("bespoke.runs.progress._plain_lines", lambda *_: press):
             bespoke_command("run", small, "--out", root / "signalled", "--set", "training.rounds=50")
 
     pair(root, "each its own", each_its_own)

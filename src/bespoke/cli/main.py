@@ -14,7 +14,8 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, evaluate, listing, progress, tables, tune
+from bespoke.cli import data, evaluate, listing, tables, tune
+from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 
 app = typer.Typer(
@@ -218,7 +219,7 @@ def run(
             print(visible(f"note: {folder} holds no run to resume; starting a new one"), file=sys.stderr)
         tools = log if log and peers.first() else ()
         trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
-        with progress.shown(loaded, quiet or as_json, _several()) as (callback, stopped):
+        with stopping(_several()) as stopped:
             done = api.run(
                 loaded,
                 folder,
@@ -228,7 +229,8 @@ def run(
                 states=states,
                 processes=_number(processes),
                 resume=resume,
-                callbacks=[callback, *trackers],
+                callbacks=trackers,
+                progress=not (quiet or as_json),
                 checkpoint_every=checkpoint_every,
                 stop=stopped,
                 about={"settings_from": source},
@@ -363,7 +365,8 @@ def demo(
     _use_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     try:
-        comparison, chart = demonstration.run(folder, lambda experiment: progress.shown(experiment, quiet))
+        with stopping() as stopped:
+            comparison, chart = demonstration.run(folder, not quiet, stopped)
     except KeyboardInterrupt as stopped:
         print(f"stopped; resume with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
         raise typer.Exit(stopped.args[0] if stopped.args else 130) from None

@@ -35,6 +35,7 @@ from bespoke.runs.experiment import Experiment, load
 from bespoke.runs.federation import QUICK, Evaluation, Federation
 from bespoke.runs.model_files import path_of
 from bespoke.runs.personal import ready
+from bespoke.runs.progress import shown as shown_progress
 from bespoke.runs.results import Run
 from bespoke.runs.spreading import choose, gathered
 
@@ -52,6 +53,7 @@ _DEFAULTS: Options = {
     "checkpoint_every": None,
     "stop": lambda: False,
     "about": {},
+    "progress": None,
 }
 
 
@@ -85,7 +87,7 @@ def _is_number(value: Any, whole: bool = False) -> bool:
 def _check_options(call: str, chosen: Options) -> None:
     """Refuse an option that is not of its kind."""
     every, stop, calls, about = chosen["checkpoint_every"], chosen["stop"], chosen["callbacks"], chosen["about"]
-    number = chosen["processes"]
+    number, seen = chosen["processes"], chosen["progress"]
     several = number == "auto" or (isinstance(number, int) and _is_number(number) and number >= 1)
     _check_kinds(
         call,
@@ -98,6 +100,7 @@ def _check_options(call: str, chosen: Options) -> None:
         stop=(stop, "a function without arguments", callable(stop)),
         callbacks=(calls, "a list of functions", isinstance(calls, Sequence) and all(map(callable, calls))),
         about=(about, "a dict", isinstance(about, dict)),
+        progress=(seen, "True, False or None", seen is None or isinstance(seen, bool)),
     )
 
 
@@ -431,7 +434,9 @@ def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = Non
         federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
         return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
-    return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
+    with shown_progress(experiment, chosen["progress"] if processes.first() else False) as moved:
+        chosen["callbacks"] = [moved, *chosen["callbacks"]]
+        return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
     checkpoint_every: int | None  # rounds; None: 10, or more where that would take more than a tenth of the time
+    progress: bool | None  # a bar in a terminal or notebook; True: elsewhere lines on stderr; False: nothing
     stop: Callable[[], bool]  # called after every round; True stops the run there
     about: dict[str, Any]  # added to environment.json
 
