@@ -503,7 +503,7 @@ def test_what_cannot_be_compared(several, arguments, words):
 def test_a_run_without_evaluation_cannot_be_compared_yet(path, interrupted):
     interrupted(1)
     assert command("run", path, "--out", "here").code == 130
-    assert "holds no evaluation yet (finish it with --resume)" in command("compare", "here").sentence
+    assert "holds no evaluation; finish it with --resume" in command("compare", "here").sentence
 
 
 # --- list ---------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     if processes.any_of(processes.orphaned()) and rounds < done.experiment.training.rounds:
         raise UserError(
             "the program that started the processes of this run has ended, so they stopped after round "
-            f"{rounds}, with all saved: continue with --resume"
+            f"{rounds}, with all saved: continue with --resume (resume=True in Python)"
         )
 
 

@@ -236,7 +236,7 @@ def changed(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
     tables = experiment.tables()
     for override in overrides:
         _override(tables, override, experiment.method)
-    return dataclasses.replace(from_tables(tables, "--set", experiment.method), folder=experiment.folder)
+    return dataclasses.replace(from_tables(tables, "the changed settings", experiment.method), folder=experiment.folder)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -259,16 +259,16 @@ def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any
 
 def _override(tables: dict[str, Any], text: str, method: Algorithm | None = None) -> None:
     """Change one of the tables; ``method`` is used for a name that is not listed."""
-    where = f"--set {shown(text, 100)}"
+    where = f"the setting {shown(text, 100)}"
     name, _, value = (part.strip() for part in text.partition("="))
     table, _, key = name.partition(".")
     if not value or "." in key:
-        raise UserError(f"{where}: write TABLE.KEY=VALUE, for example --set training.lr=0.1")
+        raise UserError(f"{where}: write TABLE.KEY=VALUE, for example training.lr=0.1")
     if name == "seed":
         tables["seed"] = _seed(_value(value, where), where)
         return
     if name == "algorithm.name":
-        raise UserError(f"{where}: choose the method with --algorithm {value}")
+        raise UserError(f"{where}: choose the method with --algorithm {value} (algorithm= in Python)")
     if not key:
         owners = tables_with(table)
         hint = f" (did you mean {owners[0]}.{table}?)" if owners else ""
