@@ -52,9 +52,8 @@ class Alone:
 
     def _run(self, desk: Local, scan: Scan, carry: Tree) -> Tree:
         steps, per_step, limit = scan.num_steps(self._n), scan.length.per_step, scan.length.limit
-        if limit is not None:
-            steps = min(steps, math.ceil(Tensor.item(limit)))
-        batches = self._batches(desk, scan, steps) if steps > 0 else iter(())
+        steps = steps if limit is None else min(steps, math.ceil(Tensor.item(limit)))
+        batches = self._batches(desk, scan, steps)
         for _ in range(steps):
             group = tuple(next(batches) for _ in range(per_step))
             out = scan.once(scan.step, carry, group if per_step > 1 else group[0], *scan.consts)
