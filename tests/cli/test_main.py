@@ -101,7 +101,7 @@ def test_help_names_every_command_and_option():
         ("run demo --checkpoint-every 0", ["'--checkpoint-every'", "1<=x"]),
         ("walk", ["'walk'", "(see bespoke --help)"]),
         ("list", ["'WHAT'"]),
-        ("list models datasets", ["(datasets)"]),
+        ("list models datasets", ["'datasets'", "only list settings does"]),
         ("compare", ["'FOLDERS...'"]),
         ("compare . --quiet", ["'--quiet'", "(see bespoke compare --help)"]),
     ],

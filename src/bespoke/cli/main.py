@@ -335,12 +335,24 @@ def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> Non
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions, experiments or tables.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="algorithms, models, datasets, partitions, objectives, experiments, tables or settings."),
+    ],
+    table: Annotated[
+        str | None, typer.Argument(help="With settings: data, model, ..., training, evaluation, or a method.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the available algorithms, models, data sets, partitions, experiments or tables."""
+    """List the available algorithms, models, data sets, partitions, experiments or tables; or all settings."""
+    if what == "settings":
+        found = listing.settings(table)
+        print(json.dumps(found, indent=2) if as_json else listing.settings_text(found))
+        return
     if what not in listing.LISTS:
-        raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
+        raise UserError(f"there is no list of {what!r}: use one of {', '.join([*listing.LISTS, 'settings'])}")
+    if table is not None:
+        raise UserError(f"list {what} takes no further word, such as {table!r}: only list settings does")
     rows = listing.LISTS[what]()
     if as_json:
         print(json.dumps(rows, indent=2))

@@ -287,6 +287,22 @@ def _override(tables: dict[str, Any], text: str, method: Algorithm | None = None
     tables[table] = before | {key: parsed}
 
 
+def defaults_of(table: str) -> Any:
+    """Return the settings of an experiment's table, or of a method, with their default values."""
+    if table in _TABLES:
+        return _TABLES[table]()
+    if table not in ALGORITHMS and table not in ALGORITHMS.offered():
+        known = [*_TABLES, *ALGORITHMS]
+        hint = closest(table, known) or " (give a method's name for its own settings)" * (table == "algorithm")
+        raise UserError(f"there is no table of settings {shown(table)}{hint}; there are {', '.join(known)}")
+    return ALGORITHMS.find(table, "the method")()
+
+
+def table_names() -> list[str]:
+    """Return the names of an experiment's tables that are the same for all methods."""
+    return list(_TABLES)
+
+
 def tables_with(key: str) -> list[str]:
     """Return the tables that have a setting of that name."""
     return [table for table, kind in _TABLES.items() if key in {field.name for field in dataclasses.fields(kind)}]
@@ -412,20 +428,21 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 def to_toml(tables: dict[str, Any]) -> str:
     """Write plain values and one level of tables as TOML text."""
-    lines = [f"{k} = {_literal(v)}" for k, v in tables.items() if not isinstance(v, dict)]
+    lines = [f"{k} = {literal(v)}" for k, v in tables.items() if not isinstance(v, dict)]
     for name, table in tables.items():
         if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
+            lines += ["", f"[{name}]", *(f"{k} = {literal(v)}" for k, v in table.items())]
     return "\n".join(lines) + "\n"
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Write a plain value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(v) for v in value) + "]"
+        return "[" + ", ".join(literal(v) for v in value) + "]"
     return repr(value)
 
 
