@@ -14,7 +14,7 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, doctor, evaluate, listing, tables, tune
+from bespoke.cli import data, doctor, evaluate, listing, new, tables, tune
 from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
+app.add_typer(new.app, name="new")
 for command in (doctor.doctor, evaluate.evaluate, tune.tune, tables.sweep, tables.table, tables.figure):
     app.command()(command)
 
