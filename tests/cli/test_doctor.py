@@ -94,13 +94,15 @@ def test_no_gpu_or_one_that_fails_is_no_mistake(monkeypatch):
 
 
 def test_packages_and_extras_follow_the_metadata(monkeypatch):
-    lines = ["torch>=2.11", 'flwr==1.41.0; extra == "flower"', "optuna>=4 ; extra == 'tune'", "no-such-package>=1"]
+    lines = ["torch>=2.11,<3", 'flwr==1.41.0; extra == "flower"', "optuna>=4 ; extra == 'tune'", "no-such-package>=1"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
     here = found()
-    assert here["packages"].state == "broken" and here["packages"].text.startswith("no-such-package not installed")
+    assert here["packages"].state == "broken" and here["packages"].text.startswith("without no-such-package: ")
     assert here["extra tune"].state == "ok" and "extra onnx" not in here
     told(code=1)
-    monkeypatch.setattr(doctor, "_is_installed", lambda name: name == "torch")
+    lines[:] = ["torch>=99.1", *lines[1:3]]
+    assert found()["packages"].text.startswith(f"without torch {metadata.version('torch')} (older than 99.1): ")
+    monkeypatch.setattr(doctor, "_lacks", lambda name, oldest: name)
     assert found()["extra tune"].text == 'pip install "bespoke-fl[tune]" would give bespoke tune (it lacks optuna)'
 
 

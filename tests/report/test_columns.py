@@ -128,6 +128,13 @@ def test_a_run_shows_itself_in_a_notebook(run):
     assert "note: a &lt; b<br>" in run._repr_html_()
 
 
+def test_runs_are_compared_as_folders_are(run):
+    other = federated(rounds=1)  # in no folder of its own
+    assert bespoke.compare(run).rows[0].label == "fedrod"
+    assert [row.label for row in bespoke.compare([other, run.folder.path]).rows] == ["fedavg", "fedrod"]
+    assert bespoke.compare([run, other]).rows[1].mean.mean == other.metric(statistic="mean")
+
+
 def test_a_comparison_shows_itself_in_a_notebook(run):
     comparison = bespoke.compare(run.folder.path)
     shown = comparison._repr_html_()

@@ -88,34 +88,39 @@ def _cores() -> int:
 # --- packages -----------------------------------------------------------------------------------------------------
 
 
-def _required() -> Iterator[tuple[str, str]]:
-    """Yield each package that bespoke's own metadata names, with its extra, "" for what is always needed."""
+def _required() -> Iterator[tuple[str, str, str]]:
+    """Yield each package that bespoke's metadata name, its oldest version, and its extra, "" if it is always needed."""
     for line in metadata.requires(PACKAGE) or ():
         name = re.match(r"[A-Za-z0-9._-]+", line)
-        extra = re.search(r"""extra\s*==\s*["']([^"']+)["']""", line)
+        oldest, extra = re.search(r">=\s*([\d.]+)", line), re.search(r"""extra\s*==\s*["']([^"']+)["']""", line)
         if name:
-            yield name[0], extra[1] if extra else ""
+            yield name[0], oldest[1] if oldest else "0", extra[1] if extra else ""
 
 
-def _is_installed(name: str) -> bool:
+def _lacks(name: str, oldest: str) -> str:
+    """Return what is wrong with an installed package, "" if nothing is."""
     try:
-        return bool(metadata.version(name))
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False
+        return name
+    return f"{name} {version} (older than {oldest})" if _numbers(version) < _numbers(oldest) else ""
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers at the beginning of a version: [2, 11, 0] of 2.11.0rc1+cpu."""
+    return [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
 
 
 def _packages() -> Iterator[Finding]:
     """Yield whether everything that is always needed is installed."""
     try:
-        needed = [name for name, extra in _required() if not extra]
+        needed = [(name, oldest) for name, oldest, extra in _required() if not extra]
     except metadata.PackageNotFoundError:
         yield Finding("packages", MISSING, f"{PACKAGE} is not installed but found on Python's path; pip would check it")
         return
-    lacking = [name for name in needed if not _is_installed(name)]
+    lacking = [wrong for name, oldest in needed if (wrong := _lacks(name, oldest))]
     if lacking:
-        yield Finding(
-            "packages", BROKEN, f"{', '.join(lacking)} not installed: install bespoke again, as README.md says"
-        )
+        yield Finding("packages", BROKEN, f"without {', '.join(lacking)}: install bespoke again, as README.md says")
     else:
         yield Finding("packages", OK, f"all {len(needed)} that are needed")
 
@@ -127,9 +132,9 @@ def _extras() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         return
     for extra, gives in GIVES.items():
-        if extra not in {of for _, of in required}:
+        if extra not in {of for _, _, of in required}:
             continue  # the installed metadata are of another version
-        lacking = [name for name, of in required if of == extra and not _is_installed(name)]
+        lacking = [wrong for name, oldest, of in required if of == extra and (wrong := _lacks(name, oldest))]
         if lacking:
             how = f"""pip install "{PACKAGE}[{extra}]" would give {gives} (it lacks {", ".join(lacking)})"""
             yield Finding(f"extra {extra}", MISSING, how)

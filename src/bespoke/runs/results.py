@@ -74,6 +74,10 @@ class Run:
             lines.append(self.clients._repr_html_())
         return "<br>\n".join(lines)
 
+    def __fspath__(self) -> str:
+        """The run's folder: ``compare([run, other])`` takes runs as it takes folders."""
+        return str(self.folder.path)
+
     @property
     def last_round(self) -> int:
         """The round that the server's state and the models are of."""
