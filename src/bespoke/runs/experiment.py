@@ -96,7 +96,7 @@ class Experiment:
         if self.evaluation.patience and not (self.data.validation and self.evaluation.every):
             raise UserError(
                 "[evaluation] patience stops early on validation accuracy: set [data] validation and "
-                "[evaluation] every as well"
+                "[evaluation] every as well (validation= and evaluate_every= of federate)"
             )
         if self.evaluation.patience and self.evaluation.clients == "new":
             raise UserError('[evaluation] patience judges the training population: set [evaluation] clients = "all"')
