@@ -336,9 +336,9 @@ def test_federate_takes_all_that_run_takes():
 
 
 def test_federate_takes_whole_tables_and_keywords_change_them():
-    training, evaluation = bespoke.Training(rounds=7, lr=0.2), bespoke.Evaluation(every=2, select="best_test")
+    training, evaluation = bespoke.Training(rounds=7, momentum=0.5), bespoke.Evaluation(every=2, select="best_test")
     run = federated(training=training, evaluation=evaluation, rounds=3, lr=0.2, new_clients=1)
-    assert run.experiment.training == replace(training, rounds=3) and run.experiment.evaluation == evaluation
+    assert run.experiment.training == replace(training, rounds=3, lr=0.2) and run.experiment.evaluation == evaluation
     assert run.curves()["round"] == [2, 3]
     assert federated(evaluation=evaluation, evaluate_every=1).experiment.evaluation == replace(evaluation, every=1)
     for name, wrong in (("training", {"rounds": 3}), ("evaluation", 3)):
