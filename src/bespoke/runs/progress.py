@@ -107,8 +107,8 @@ def _terminal_bar(name: str, rounds: int) -> Iterator[_Bar]:
 
 def _in_notebook() -> bool:
     """Return whether a notebook's kernel runs this program."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 class _NotebookBar:
