@@ -266,12 +266,10 @@ def run(
 ) -> Run:
     """Run an experiment, given as an object, a file or a shipped name, and return its records and models.
 
-    ``out`` is the run's folder; without one, the records live as long as the returned object. The other arguments
-    are those of :class:`Options`, such as ``device="cpu"`` or ``resume=True``. A module that the experiment names,
-    as in ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so.
-
-    Under ``torchrun`` the clients are spread over its processes; the first one keeps the records and calls
-    ``callbacks``, and each returns the whole result.
+    ``out`` is the run's folder; without one, the records live as long as the returned object. The other arguments are
+    those of :class:`Options`, such as ``device="cpu"`` or ``resume=True``. A module that the experiment names, as in
+    ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so. Under ``torchrun`` the
+    clients are spread over its processes; the first keeps the records and calls ``callbacks``, and each returns all.
     """
     _check_arguments("run", options, _DEFAULTS)
     chosen = _DEFAULTS | options
