@@ -70,7 +70,10 @@ def reopened(
     found, skipped = newest(run, federation, federation.start(), label_of(run) or experiment.hash())
     if found is None:
         why = f" ({skipped[0]})" if skipped else ""
-        raise UserError(f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with --resume")
+        raise UserError(
+            f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with --resume (resume=True in "
+            "Python)"
+        )
     clients.store.open(run.path / CHECKPOINTS, found.states, read_only=True)
     federation.bound.recent = dict(found.recent)
     notes += skipped
@@ -123,7 +126,7 @@ def evaluate(run: Run | str | Path, overrides: Sequence[str] = (), out: str | Pa
     if local and not (parts.pool.total_clients > parts.pool.num_clients and experiment.evaluation.clients != "train"):
         raise UserError(
             '[evaluation] when = "local" is about what participants have just trained, which a run does not keep: add '
-            "--set evaluation.when=aggregated"
+            "the setting evaluation.when=aggregated"
         )
     if number < run.experiment.training.rounds:
         notes.append(f"the run has done {number} of {run.experiment.training.rounds} rounds")
@@ -176,7 +179,7 @@ def _changed(old: Experiment, overrides: Sequence[str]) -> Experiment:
     """Return the experiment with settings changed; refuse those that a trained model cannot change."""
     for text in overrides:
         if text.partition("=")[0].strip() == "algorithm.name":
-            raise UserError(f"--set {shown(text)}: an evaluation keeps the method that was trained")
+            raise UserError(f"the setting {shown(text)}: an evaluation keeps the method that was trained")
     new = changed(old, overrides)
     free = {"data", "evaluation", "algorithm"}
     for name in _differing(old, new):

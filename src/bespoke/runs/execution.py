@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
     checkpoint_every: int | None  # rounds; None: 10, or more where that would take more than a tenth of the time
+    progress: bool | None  # a bar in a terminal or notebook; True: elsewhere lines on stderr; False: nothing
     stop: Callable[[], bool]  # called after every round; True stops the run there
     about: dict[str, Any]  # added to environment.json
 
@@ -108,7 +109,7 @@ def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     if processes.any_of(processes.orphaned()) and rounds < done.experiment.training.rounds:
         raise UserError(
             "the program that started the processes of this run has ended, so they stopped after round "
-            f"{rounds}, with all saved: continue with --resume"
+            f"{rounds}, with all saved: continue with --resume (resume=True in Python)"
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import html
 import math
 import os
 import platform
@@ -21,9 +22,10 @@ from bespoke.clients import processes, states
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError
+from bespoke.errors import UserError, visible
 from bespoke.models.start import write_start
 from bespoke.records import RunFolder
+from bespoke.report.columns import Columns, client_table, curve_table
 from bespoke.report.metrics import Scores
 from bespoke.report.summary import Evaluations, pick, sentence, summarise
 from bespoke.runs import model_files
@@ -49,18 +51,32 @@ class Run:
     round: int | None = None  # that the server's state is of; None: the last recorded one
 
     def __repr__(self) -> str:
+        return "\n".join(self._told() + [f"note: {note}" for note in self.notes])
+
+    def _told(self) -> list[str]:
+        """Return what the run is and found, in a few lines."""
         named, new = self.experiment, self.pool.total_clients - self.pool.num_clients
         try:
             done, found = str(self.last_round), sentence(self.summary, named.evaluation.select)
         except UserError as error:  # the folder is gone or damaged
             done, found = "?", str(error)
-        lines = [
+        return [
             f"{named.algorithm_name} on {named.data.name}, seed {named.seed}, {done} of {named.training.rounds} rounds",
             f"clients: {self.pool.num_clients}" + (f" and {new} new" if new else ""),
             found,
             f"records: {self.folder.path}",
         ]
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    def _repr_html_(self) -> str:
+        title, *told = (visible(line) for line in (*self._told(), *(f"note: {note}" for note in self.notes)))
+        lines = [f"<b>{html.escape(title)}</b>", *map(html.escape, told)]
+        with contextlib.suppress(UserError):
+            lines.append(self.clients._repr_html_())
+        return "<br>\n".join(lines)
+
+    def __fspath__(self) -> str:
+        """The run's folder: ``compare([run, other])`` takes runs as it takes folders."""
+        return str(self.folder.path)
 
     @property
     def last_round(self) -> int:
@@ -74,6 +90,22 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The run's numbers, derived from its records: see ``bespoke.summarise``."""
         return summarise(self.folder)
+
+    @cached_property
+    def clients(self) -> Columns:
+        """Every client's name, rows and metrics, before and after personalisation: a dict of columns.
+
+        ``pandas.DataFrame(run.clients)`` takes it as it is; :func:`bespoke.report.client_table` lists the columns.
+        """
+        return client_table(self.folder)
+
+    def curves(self, statistic: str = "pooled", *, group: str = "all", split: str = "test") -> Columns:
+        """Return the metrics over the evaluated rounds, a dict of columns: ``round``, ``train_loss``, ``accuracy``...
+
+        The arguments are those of :func:`bespoke.report.curve_table`: the statistic over clients, which clients, and
+        which of their rows.
+        """
+        return curve_table(self.folder, statistic, group, split)
 
     def metric(
         self,
