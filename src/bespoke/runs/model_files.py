@@ -9,7 +9,6 @@ import contextlib
 import copy
 import dataclasses
 import json
-import math
 import os
 import re
 import sys
@@ -27,6 +26,7 @@ from bespoke.clients import states
 from bespoke.core import memory, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Transform
+from bespoke.core.inputs import InputContract
 from bespoke.core.objective import METRICS, OBJECTIVES, Objective
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -44,11 +44,10 @@ from bespoke.runs.experiment import Experiment, name_of, read_algorithm, read_fi
 FORMAT = 1
 _ENTRY = "bespoke"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
-_MOST_NUMBERS = 10**9  # of one example
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
 _OWN_STEPS: dict[str, Callable[..., Step]] = {"Normalise": Normalise, "Flip": Flip, "Crop": Crop}
-_SEEN = ("degrade", "jitter_order", "noise_at")  # settings of [data] that change how an image looks in evaluation
-_DTYPES = {"uint8": torch.uint8, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+_SEEN = ("degrade", "augment", "jitter_order", "noise_at")  # settings of [data] that change how an image looks
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 Card = dict[str, Any]
 Origin = dict[str, Any]  # {"name", "settings"}: bespoke's own; {"path", "settings"}: code; {"object"}: to be given
@@ -115,6 +114,22 @@ def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
         return how | {"settings": {"steps": told}}
     path = path_of(pool.transform)
     return {"path": path} if path else {"object": getattr(pool.transform, "__qualname__", "the transform")}
+
+
+def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
+    """Return what the files of a run say alike of its model, method, objective and inputs."""
+    return {
+        "model": model_origin(experiment, task),
+        "method": method_origin(experiment),
+        "objective": objective_origin(experiment, task.objective),
+        "transform": transform_origin(pool, experiment.data),
+        "head": task.head_name,
+        "outputs": task.num_outputs,
+        "dtype": str(task.dtype).removeprefix("torch."),
+        "parameters": {name: list(shape) for name, shape in task.shapes.items()},
+        "inputs": dataclasses.asdict(pool.inputs),
+        "holds": experiment.method.holds,
+    }
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -184,8 +199,8 @@ def read(path: str | Path) -> tuple[Card, Tree, Tree, Tree]:
     return card, tree.unflatten({name: parts[""][name] for name in card["tensors"]}), parts[CONSTANTS], parts[INPUTS]
 
 
-def _is_sizes(value: Any, least: int) -> bool:
-    return isinstance(value, list) and all(type(size) is int and least <= size < 2**40 for size in value)
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
 
 
 def _is_texts(value: Any) -> bool:
@@ -208,11 +223,8 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "outputs": lambda value: type(value) is int and 0 < value < 2**31,
     "dtype": lambda value: value in ("float32", "float64"),
     "tensors": _is_texts,
-    "parameters": lambda value: isinstance(value, dict) and all(_is_sizes(shape, 0) for shape in value.values()),
-    "shape": lambda value: _is_sizes(value, 1) and len(value) > 0,
-    "takes": lambda value: value in _DTYPES,
-    "feature_names": _is_texts,
-    "class_names": _is_texts,
+    "parameters": lambda value: isinstance(value, dict) and all(_is_sizes(shape) for shape in value.values()),
+    "inputs": lambda value: isinstance(value, dict),  # read as a contract at once
     "holds": lambda value: isinstance(value, str),
     "about": lambda value: isinstance(value, dict),
 }
@@ -238,8 +250,10 @@ def _card(told: str, where: str) -> Card:
             raise UserError(f"{where} is damaged: its description has no {key!r}")
         if not right(card[key]):
             raise UserError(f"{where} is damaged: {key!r} in its description cannot be {shown(card[key])}")
-    if math.prod(card["shape"]) > _MOST_NUMBERS:
-        raise UserError(f"{where} is damaged: no example has the shape {shown(card['shape'])}")
+    try:
+        InputContract.from_dict(card["inputs"])
+    except UserError as error:
+        raise UserError(f"{where} is damaged: {error}") from None
     return card
 
 
@@ -401,15 +415,15 @@ def _maker(card: Card, numbers: int, given: Any, trust: bool, where: str) -> Cal
     if "path" in origin and "settings" not in origin:  # a function without arguments, given to federate
         made: Callable[[], nn.Module] = _imported(origin, "model", "model", trust, where)
         return made
-    name = _by_name(MODELS, origin, "model", "model", trust, where)
+    name, shape = _by_name(MODELS, origin, "model", "model", trust, where), tuple(card["inputs"]["shape"])
     settings = ModelSettings(**read_fields({**origin.get("settings", {}), "name": name}, ModelSettings, where))
     if settings.vocabulary > numbers:
         raise UserError(f"{where} is damaged: it cannot hold {settings.vocabulary:,} word vectors")
     if name in MODELS.shipped:
         with torch.device("meta"):
-            module = build_module(settings, card["shape"], card["outputs"])
+            module = build_module(settings, shape, card["outputs"])
         count = sum(value.numel() for value in _tensors(module).values())
         if count > 2 * numbers + 2**24:
             raise UserError(f"{where} is damaged: it names a model of {count:,} numbers and holds {numbers:,}")
         memory.require(8 * count, f"the model of {where}", "load it on a larger machine")
-    return lambda: build_module(settings, card["shape"], card["outputs"])
+    return lambda: build_module(settings, shape, card["outputs"])
