@@ -89,7 +89,7 @@ def tables(folder):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """For each method: the models of five hospitals, their files, what a process with these alone predicts, the rows."""
+    """By method: the models of five hospitals; their files; what a process with these alone predicts; all rows."""
     folder, home = tmp_path_factory.mktemp("elsewhere"), tmp_path_factory.mktemp("home")
     (folder / "own_net.py").write_text(OWN_NET)
     (folder / "load.py").write_text(LOADING)
