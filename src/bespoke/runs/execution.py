@@ -21,7 +21,7 @@ from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import CLIENTS, FEDERATION, RESUME, ROUNDS, RunFolder
 from bespoke.report.summary import often_refused, trouble
-from bespoke.runs import identity
+from bespoke.runs import beginnings, identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
 from bespoke.runs.experiment import Experiment, from_tables
 from bespoke.runs.federation import Federation
@@ -68,6 +68,8 @@ def execute(
         if processes.first():
             if not (folder.path / FEDERATION).exists():
                 folder.write_json(FEDERATION, told | described)
+            if out is not None:
+                beginnings.write_once(folder, experiment, federation.task, federation.params, pool, start.label)
             folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
         processes.wait()
 

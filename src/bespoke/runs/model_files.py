@@ -135,7 +135,9 @@ def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def write(path: str | Path, card: Card, personal: Tree, constants: Tree, inputs: Tree, owner: str) -> None:
+def write(
+    path: str | Path, card: Card, personal: Tree, constants: Tree, inputs: Tree, owner: str, entry: str = _ENTRY
+) -> None:
     """Write a model's file whole; refuse to overwrite a file that is no model."""
     path, order = Path(path), list(tree.flatten(personal))  # the first view is the headline; files have no order
     told = json.dumps({"format": FORMAT, **card, "tensors": order}, allow_nan=False)
@@ -152,7 +154,7 @@ def write(path: str | Path, card: Card, personal: Tree, constants: Tree, inputs:
     parts = {CONSTANTS[:-1]: constants, INPUTS[:-1]: inputs}
     held = tree.flatten({name: part for name, part in parts.items() if part} | personal)
     flat = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in held.items()}
-    write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner, _ENTRY: told}))
+    write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner, entry: told}))
 
 
 def is_model(path: Path) -> bool:
@@ -167,13 +169,14 @@ def is_model(path: Path) -> bool:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path) -> tuple[Card, Tree, Tree, Tree]:
+def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]:
     """Return what a file says of its model, the personal tree, the model's constants and those of the transform."""
+    what = "personal model: give a file that model.save has written" if entry == _ENTRY else "beginning of a run"
     try:
         with safetensors.safe_open(path, "pt") as file:
-            told = (file.metadata() or {}).get(_ENTRY)
+            told = (file.metadata() or {}).get(entry)
             if told is None:
-                raise UserError(f"{path} is no personal model: give a file that model.save has written")
+                raise UserError(f"{path} is no {what}")
             card = _card(told, f"{path}")
             held = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
     except safetensors.SafetensorError as error:
@@ -203,7 +206,8 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
 
 
-def _is_texts(value: Any) -> bool:
+def is_texts(value: Any) -> bool:
+    """Return whether a value read from JSON is a list of texts."""
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
@@ -222,7 +226,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "head": lambda value: isinstance(value, str),
     "outputs": lambda value: type(value) is int and 0 < value < 2**31,
     "dtype": lambda value: value in ("float32", "float64"),
-    "tensors": _is_texts,
+    "tensors": is_texts,
     "parameters": lambda value: isinstance(value, dict) and all(_is_sizes(shape) for shape in value.values()),
     "inputs": lambda value: isinstance(value, dict),  # read as a contract at once
     "holds": lambda value: isinstance(value, str),
@@ -273,7 +277,7 @@ def _imported(origin: Origin, what: str, argument: str, trust: bool, where: str)
 def _wanted(origin: Origin, what: str, argument: str, where: str) -> UserError:
     return UserError(
         f"{where}: its {what} was an object of a program, {origin['object']!r}, which no file can hold: give it again, "
-        f"as in load_model(..., {argument}=...)"
+        f"as {argument}=..."
     )
 
 
@@ -298,7 +302,7 @@ def rebuilt_method(card: Card, given: Algorithm | None, trust: bool, where: str)
     origin = card["method"]
     if given is not None:
         if not isinstance(given, Algorithm):
-            raise UserError(f"load_model(algorithm=...) takes a method, such as FedAvg(), not {shown(given)}")
+            raise UserError(f"algorithm=... takes a method, such as FedAvg(), not {shown(given)}")
         return given
     name = _by_name(ALGORITHMS, origin, "method", "algorithm", trust, where)
     return read_algorithm({"name": name, **origin.get("settings", {})}, where)
@@ -310,10 +314,10 @@ def rebuilt_objective(card: Card, given: Objective | str | None, trust: bool, wh
     if isinstance(given, Objective):
         return given
     if given is not None:
-        return OBJECTIVES.find(given, "load_model(objective=...)")
+        return OBJECTIVES.find(given, "objective=...")
     name = _by_name(OBJECTIVES, origin, "objective", "objective", trust, where)
     metrics = origin.get("settings", {}).get("metrics", [])
-    if not _is_texts(metrics):
+    if not is_texts(metrics):
         raise UserError(f"{where} is damaged: the metrics in its description cannot be {shown(metrics)}")
     return OBJECTIVES[name].measured_by(metrics)
 
@@ -324,7 +328,7 @@ def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transf
     if given is not None:
         own = tuple(given) if isinstance(given, Sequence) else (given,)
         if not all(map(callable, own)):
-            raise UserError(f"load_model(transform=...) takes a function, not {shown(given)}")
+            raise UserError(f"transform=... takes a function, not {shown(given)}")
         return Steps(own) if "steps" in origin.get("settings", {}) else given
     if "object" in origin:
         raise _wanted(origin, "transform", "transform", where)
@@ -408,9 +412,7 @@ def _maker(card: Card, numbers: int, given: Any, trust: bool, where: str) -> Cal
     origin = card["model"]
     if given is not None:
         if not isinstance(given, nn.Module) and not callable(given):
-            raise UserError(
-                f"load_model(model=...) takes a torch module, or a function that makes one, not {shown(given)}"
-            )
+            raise UserError(f"model=... takes a torch module, or a function that makes one, not {shown(given)}")
         return (lambda: copy.deepcopy(given)) if isinstance(given, nn.Module) else given
     if "path" in origin and "settings" not in origin:  # a function without arguments, given to federate
         made: Callable[[], nn.Module] = _imported(origin, "model", "model", trust, where)

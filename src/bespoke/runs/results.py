@@ -26,7 +26,7 @@ from bespoke.models.start import write_start
 from bespoke.records import RunFolder
 from bespoke.report.metrics import Scores
 from bespoke.report.summary import Evaluations, pick, sentence, summarise
-from bespoke.runs import model_files
+from bespoke.runs import model_files, newcomers
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.federation import Federation
 from bespoke.runs.folder import TemporaryFolder
@@ -154,6 +154,19 @@ class Run:
             "versions": {"bespoke": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
         return model_files.card_of(experiment, task, self.pool) | {"about": about}
+
+    def personalize(self, x: Any, y: Any, *, name: str = "new", adapt_rounds: int | None = None) -> PersonalModel:
+        """Return the model of a client that never took part, from its rows x (n, ...) and y (n,) or (n, T).
+
+        It adapts and personalises as the first new client of the run would have done, to the bit, one client after
+        another; nobody else's rows are needed. x may be a table, as for :meth:`PersonalModel.predict`, and y class
+        numbers or names of classes. ``adapt_rounds`` replaces that of ``[evaluation]``. What a long adaptation costs is
+        said on stderr.
+        """
+        personal, extra, rows = newcomers.personal_of(
+            self.experiment, self.federation, self.server, self.last_round, self.pool, x, y, adapt_rounds
+        )
+        return self._model(personal, name, rows, extra, None)
 
     def _scores(self) -> dict[int, dict[str, Any]]:
         """Return each client's last recorded value of the headline metric on its own test rows, and what it is."""
