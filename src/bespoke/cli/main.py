@@ -14,7 +14,7 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, evaluate, listing, progress, tables, tune
+from bespoke.cli import data, evaluate, listing, personal, progress, tables, tune
 from bespoke.errors import UserError, reason, visible
 
 app = typer.Typer(
@@ -24,7 +24,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
-for command in (evaluate.evaluate, tune.tune, tables.sweep, tables.table, tables.figure):
+for command in (
+    evaluate.evaluate,
+    personal.personalize,
+    personal.predict,
+    tune.tune,
+    tables.sweep,
+    tables.table,
+    tables.figure,
+):
     app.command()(command)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]

@@ -103,7 +103,7 @@ class InputContract:
 
     def class_names(self, found: Any) -> list[str]:
         """Return the names of class numbers (n,); a class without a name is called by its number."""
-        return [self.classes[i] if self.classes else str(i) for i in np.asarray(found).tolist()]
+        return [self.classes[i] if i < len(self.classes) else str(i) for i in np.asarray(found).tolist()]
 
     def class_values(self) -> np.ndarray | None:
         """Return the classes' names as numbers (C,), or None where they are words."""

@@ -12,7 +12,7 @@ from bespoke.core.data import FederatedData
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
-from bespoke.records import START, RunFolder
+from bespoke.records import RESUME, START, RunFolder
 from bespoke.runs import model_files
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.newcomers import common_constants
@@ -41,7 +41,7 @@ def write_once(
         return
     extra, own = common_constants(pool)
     card = model_files.card_of(experiment, task, pool) | {"about": {"own_constants": own}}
-    model_files.write(path, card, {_PART: params}, task.constants(), extra, owner, _ENTRY)
+    model_files.write(path, card, {_PART: params}, task.constants(), extra, owner, entry=_ENTRY, then=RESUME)
 
 
 def read(folder: RunFolder, owner: str) -> Beginning:

@@ -85,7 +85,10 @@ def last_checkpoint(run: RunFolder, experiment: Experiment, federation: Federati
     found, notes = newest(run, federation, federation.start(), label_of(run) or experiment.hash())
     if found is None:
         why = f" ({notes[0]})" if notes else ""
-        raise UserError(f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with --resume")
+        raise UserError(
+            f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with --resume (resume=True in "
+            "Python)"
+        )
     recorded = run.rounds()[-1]["round"]
     if recorded > found.round:
         notes.append(f"the records go on to round {recorded}, and the models are those of round {found.round}")

@@ -8,6 +8,7 @@ it, or an object that the caller has to give again.
 import contextlib
 import copy
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -42,7 +43,7 @@ from bespoke.registry import Registry, import_object, is_path
 from bespoke.runs.experiment import Experiment, name_of, read_algorithm, read_fields
 
 FORMAT = 1
-_ENTRY = "bespoke"  # of the file's metadata
+_ENTRY, _SUM = "bespoke", "sha256"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
 _OWN_STEPS: dict[str, Callable[..., Step]] = {"Normalise": Normalise, "Flip": Flip, "Crop": Crop}
@@ -136,9 +137,20 @@ def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
 
 
 def write(
-    path: str | Path, card: Card, personal: Tree, constants: Tree, inputs: Tree, owner: str, entry: str = _ENTRY
+    path: str | Path,
+    card: Card,
+    personal: Tree,
+    constants: Tree,
+    inputs: Tree,
+    owner: str,
+    *,
+    entry: str = _ENTRY,
+    then: str = "",
 ) -> None:
-    """Write a model's file whole; refuse to overwrite a file that is no model."""
+    """Write a model's file whole; refuse to overwrite a file that is no model.
+
+    ``entry`` names its description in the metadata, ``then`` says how to go on after a failure.
+    """
     path, order = Path(path), list(tree.flatten(personal))  # the first view is the headline; files have no order
     told = json.dumps({"format": FORMAT, **card, "tensors": order}, allow_nan=False)
     if os.path.lexists(path) and (path.is_symlink() or not is_model(path)):
@@ -154,7 +166,16 @@ def write(
     parts = {CONSTANTS[:-1]: constants, INPUTS[:-1]: inputs}
     held = tree.flatten({name: part for name, part in parts.items() if part} | personal)
     flat = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in held.items()}
-    write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner, entry: told}))
+    said = {states.OWNER: owner, entry: told, _SUM: _checksum(told, flat)}
+    write_atomic(path, safetensors.torch.save(flat, said), then)
+
+
+def _checksum(told: str, flat: Mapping[str, Tensor]) -> str:
+    """Return a hash of a file's description and tensors."""
+    digest = hashlib.sha256(told.encode())
+    for name, leaf in sorted(flat.items()):
+        digest.update(name.encode() + leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def is_model(path: Path) -> bool:
@@ -174,7 +195,8 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
     what = "personal model: give a file that model.save has written" if entry == _ENTRY else "beginning of a run"
     try:
         with safetensors.safe_open(path, "pt") as file:
-            told = (file.metadata() or {}).get(entry)
+            said = file.metadata() or {}
+            told = said.get(entry)
             if told is None:
                 raise UserError(f"{path} is no {what}")
             card = _card(told, f"{path}")
@@ -183,6 +205,8 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
         raise UserError(f"{path} is not a sound .safetensors file: {reason(error)}; copy it again") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or reason(error)}") from None
+    if _SUM in said and said[_SUM] != _checksum(told, held):
+        raise UserError(f"{path} is damaged: its checksum does not match; copy it again")
     for name, leaf in held.items():
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             raise UserError(f"{path}: {name!r} holds NaN or infinity: the file is damaged, or its training failed")

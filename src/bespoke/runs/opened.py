@@ -23,7 +23,7 @@ from bespoke.runs.evaluating import last_checkpoint, trained_folder, unverified
 from bespoke.runs.execution import label_of
 from bespoke.runs.experiment import Experiment, from_tables, read_fields
 from bespoke.runs.federation import Federation
-from bespoke.runs.personal import PersonalModel, load_model
+from bespoke.runs.personal import PersonalModel, check_fit, load_model
 from bespoke.runs.results import Run, file_names
 
 _SAVE = "run.save_models() where the run was made, or bespoke run ... --resume --save-models"
@@ -109,6 +109,8 @@ def open_run(
     change = model_files.rebuilt_transform(start.card, transform, trust_code, where)
     params = {name: leaf.to(task.device, task.dtype) for name, leaf in start.params.items()}
     pool = _pool(run, start, change)
+    if not start.own:
+        check_fit(PersonalModel(Algorithm(), task, params, pool.inputs, start.card, change, start.extra), where)
     training, seed = experiment.training, experiment.seed
     clients = SequentialClients(experiment.method, task, params, pool, training, seed)
     federation = replace(Federation.simulated(clients, seed, experiment.evaluation), inside=None)

@@ -1,5 +1,6 @@
 """One client's own model: from a run or from a file, with all that prediction needs and nobody's rows."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,12 +113,16 @@ class PersonalModel:
 
     def predict_proba(self, x: Any) -> Tensor:
         """Return the probability of each class, or of each label, for examples x (B, ...): (B, O)."""
-        objective = self.task.objective
-        if objective.classes:
-            return self.logits(x).softmax(dim=-1)
-        if objective.row_losses is binary_cross_entropies:
-            return self.logits(x).sigmoid()
-        raise UserError(f"the objective {objective.name!r} has no probabilities: use predict")
+        found = self.probabilities(self.logits(x))
+        if found is None:
+            raise UserError(f"the objective {self.task.objective.name!r} has no probabilities: use predict")
+        return found
+
+    def probabilities(self, outputs: Tensor) -> Tensor | None:
+        """Return the probability of each class or label from outputs (B, O), or None where the objective has none."""
+        if self.task.objective.classes:
+            return outputs.softmax(dim=-1)
+        return outputs.sigmoid() if self.task.objective.row_losses is binary_cross_entropies else None
 
     def evaluate(self, x: Any, y: Any) -> dict[str, float]:
         """Return the objective's metrics, headline first, of examples x (B, ...) and targets y (B,) or (B, T)."""
@@ -135,6 +140,12 @@ class PersonalModel:
     def score(self, x: Any, y: Any) -> float:
         """Return the headline metric, such as the accuracy, of examples x (B, ...) and targets y (B,) or (B, T)."""
         return next(iter(self.evaluate(x, y).values()))
+
+    def scored(self, x: Any, y: Any, of: str) -> "PersonalModel":
+        """Return the same model with its headline metric on rows x and y as its score; ``of`` says what they are."""
+        metric, value = next(iter(self.evaluate(x, y).items()))
+        score = {"metric": metric, "value": value if math.isfinite(value) else None, "of": of, "rows": len(y)}
+        return replace(self, card=self.card | {"about": self.about | {"score": score}})
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -219,14 +230,14 @@ def load_model(
     task = model_files.rebuilt_task(card, constants, numbers, goal, model, trust_code, where)
     change = model_files.rebuilt_transform(card, transform, trust_code, where)
     found = PersonalModel(method, task, personal, InputContract.from_dict(card["inputs"]), card, change, extra)
-    _try(found, where)
+    check_fit(found, where)
     try:
         return found.on(device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"load_model(device={device!r}): {reason(error)}; use cpu") from None
 
 
-def _try(model: PersonalModel, where: str) -> None:
+def check_fit(model: PersonalModel, where: str) -> None:
     """Refuse a file whose tensors are not those that its method and model need, by one prediction on zeros."""
     examples = torch.zeros(2, *model.contract.shape, dtype=getattr(torch, model.contract.dtype))
     try:
