@@ -1,8 +1,9 @@
 """What a model for a client that comes later costs: pFedFDA on the CNN for CIFAR, 100 rows, one core of the CPU.
 
 A run on random images like CIFAR-10 is trained for a round and opened from its folder. After start-up ``personalize``
-is timed against a forward pass of the same rows, the two in turns. ``python benchmarks/personalize.py`` writes
-``personalize.json`` beside itself, and exits with 1 if the ratio of the medians is above its bar.
+is timed against a forward pass of the same rows, the two in turns; of each the least of all times counts, since other
+work on the machine only adds. ``python benchmarks/personalize.py`` writes ``personalize.json`` beside itself, and exits
+with 1 if the ratio is above its bar.
 """
 
 import statistics
@@ -20,7 +21,7 @@ import bespoke
 from bespoke.runs.personal import ready
 
 BAR = 2.5
-ROWS, REPEATS, WARM = 100, 40, 5
+ROWS, REPEATS, WARM = 100, 100, 5
 
 
 def opened(folder: Path) -> tuple[Any, torch.Tensor, torch.Tensor]:
@@ -44,7 +45,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def measured() -> dict[str, Any]:
-    """Return the medians and the ratio."""
+    """Return the least times and their ratio, and that of the medians."""
     with tempfile.TemporaryDirectory() as folder:
         run, x, y = opened(Path(folder))
         task, params = run.federation.task, run.federation.params
@@ -54,12 +55,13 @@ def measured() -> dict[str, Any]:
             task.logits(params, ready(task, x, run.pool.transform, {}))
 
         pairs = [(seconds(forward), seconds(lambda: run.personalize(x, y))) for _ in range(WARM + REPEATS)][WARM:]
-    passes, models = (statistics.median(column) for column in zip(*pairs, strict=True))
+    passes, models = zip(*pairs, strict=True)
     return {
         "rows": len(x),
-        "forward_ms": 1e3 * passes,
-        "personalize_ms": 1e3 * models,
-        "ratio": models / passes,
+        "forward_ms": 1e3 * min(passes),
+        "personalize_ms": 1e3 * min(models),
+        "ratio": min(models) / min(passes),
+        "ratio_of_medians": statistics.median(models) / statistics.median(passes),
         "bar": BAR,
     }
 
