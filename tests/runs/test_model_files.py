@@ -305,9 +305,13 @@ def test_code_is_imported_only_where_it_is_trusted(own_module):
     model = saved(federated(mine.Own(rate=0.25), mine.Net), "a.safetensors")
     Path("imported").unlink()
     del sys.modules["mine"]
-    with pytest.raises(UserError, match=r"its method is code .*'mine:Own'.*trust_code=True, or give algorithm="):
+    with pytest.raises(
+        UserError, match=r"its method is code .*'mine:Own'.*trust_code=True .--trust-code., or give algorithm="
+    ):
         load_model("a.safetensors")
-    with pytest.raises(UserError, match=r"its model is code .*'mine:Net'.*trust_code=True, or give model="):
+    with pytest.raises(
+        UserError, match=r"its model is code .*'mine:Net'.*trust_code=True .--trust-code., or give model="
+    ):
         load_model("a.safetensors", algorithm=mine.Own(rate=0.25))
     assert not Path("imported").exists()
     loaded = load_model("a.safetensors", trust_code=True)

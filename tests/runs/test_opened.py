@@ -246,7 +246,9 @@ def test_own_models_and_methods(folder, tmp_path, monkeypatch):
     wanted = run.personalize(*LATE).personal
     Path("imported").unlink()
     del sys.modules["whose"]
-    with pytest.raises(UserError, match=r"its method is code .*'whose:Own'.*trust_code=True, or give algorithm="):
+    with pytest.raises(
+        UserError, match=r"its method is code .*'whose:Own'.*trust_code=True .--trust-code., or give algorithm="
+    ):
         open_run(tmp_path / "own")
     assert not Path("imported").exists()
     opened = open_run(tmp_path / "own", trust_code=True)

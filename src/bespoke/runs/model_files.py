@@ -293,7 +293,7 @@ def _imported(origin: Origin, what: str, argument: str, trust: bool, where: str)
     if not trust:
         raise UserError(
             f"{where}: its {what} is code of somebody's own, {origin['path']!r}, which loading would run: if you trust "
-            f"it, load it with trust_code=True, or give {argument}=..."
+            f"it, load it with trust_code=True (--trust-code), or give {argument}=..."
         )
     return import_object(origin["path"], where)
 
@@ -315,7 +315,7 @@ def _by_name(registry: Registry[Any], origin: Origin, what: str, argument: str, 
     if not trust and origin["name"] in registry.offered():
         raise UserError(
             f"{where}: its {what} {origin['name']!r} is of an installed package, which loading would import: if you "
-            f"trust it, load it with trust_code=True, or give {argument}=..."
+            f"trust it, load it with trust_code=True (--trust-code), or give {argument}=..."
         )
     registry.find(origin["name"], where)  # a sentence if there is none
     return str(origin["name"])
