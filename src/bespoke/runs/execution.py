@@ -25,7 +25,7 @@ from bespoke.runs import beginnings, identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
 from bespoke.runs.experiment import Experiment, from_tables
 from bespoke.runs.federation import Federation
-from bespoke.runs.folder import CHECKPOINTS, ELSEWHERE, remove_temporaries, taken
+from bespoke.runs.folder import CHECKPOINTS, ELSEWHERE, TemporaryFolder, remove_temporaries, taken
 from bespoke.runs.recording import Event, recorded
 from bespoke.runs.results import Run
 
@@ -66,10 +66,7 @@ def execute(
         store, notes, pace = federation.clients.store, [*notes, *start.notes], _Pace(chosen["checkpoint_every"])
         environment = environment_of(experiment, federation, start.label) | chosen["about"]
         if processes.first():
-            if not (folder.path / FEDERATION).exists():
-                folder.write_json(FEDERATION, told | described)
-            if out is not None:
-                beginnings.write_once(folder, experiment, federation.task, federation.params, pool, start.label)
+            _describe(folder, experiment, federation, pool, told | described, start.label)
             folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
         processes.wait()
 
@@ -95,6 +92,21 @@ def execute(
         done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
         conclude(done, environment, exports=out is not None)
     return done
+
+
+def _describe(
+    folder: RunFolder,
+    experiment: Experiment,
+    federation: Federation,
+    pool: FederatedData,
+    told: dict[str, Any],
+    label: str,
+) -> None:
+    """Write what a run writes once: whose data it has, and unless its folder is temporary, what it began with."""
+    if not (folder.path / FEDERATION).exists():
+        folder.write_json(FEDERATION, told)
+    if not isinstance(folder, TemporaryFolder):
+        beginnings.write_once(folder, experiment, federation.task, federation.params, pool, label)
 
 
 def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
