@@ -335,6 +335,8 @@ def test_other_damaged_files(folder):
             open_run(folder, model=Net)
         assert "\n" not in str(error.value)
         (folder / name).write_bytes(sound[name])
+    (folder / "environment.json").unlink()
+    assert open_run(folder, model=Net).last_round == 2  # the hash of the settings tells as much
     (folder / "federation.json").unlink()
     with pytest.raises(UserError, match=r"federation.json is missing or damaged: restore it"):
         open_run(folder, model=Net)

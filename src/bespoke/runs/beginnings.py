@@ -19,7 +19,7 @@ from bespoke.runs.newcomers import common_constants
 
 _ENTRY = "bespoke_start"  # of the file's metadata
 _PART = "model"  # the name of the parameters among the file's tensors
-_CURE = "restore it, or continue the run with --resume (resume=True in Python) after moving it away"
+CURE = "restore it, or continue the run with --resume (resume=True in Python) after moving it away"
 
 
 class Beginning(NamedTuple):
@@ -30,6 +30,7 @@ class Beginning(NamedTuple):
     constants: Tree  # of the model
     extra: Tree  # constants of the inputs' transform
     own: list[str]  # names of such constants that each client has for itself
+    owner: str | None  # the hash that the run's files bear
 
 
 def write_once(
@@ -44,8 +45,8 @@ def write_once(
     model_files.write(path, card, {_PART: params}, task.constants(), extra, owner, entry=_ENTRY, then=RESUME)
 
 
-def read(folder: RunFolder, owner: str) -> Beginning:
-    """Return what the run of an ``owner`` began with; refuse a file that is damaged or of another run."""
+def read(folder: RunFolder) -> Beginning:
+    """Return what a run began with; refuse a file that is damaged or none of a run."""
     path = folder.path / START
     if not os.path.lexists(path):
         raise UserError(
@@ -53,9 +54,7 @@ def read(folder: RunFolder, owner: str) -> Beginning:
             "(resume=True in Python), which adds it"
         )
     card, params, constants, extra = model_files.read(path, _ENTRY)
-    if states.owner(path) != owner:
-        raise UserError(f"{path} is not of this run: {_CURE}")
     own = card["about"].get("own_constants")
     if params.keys() != {_PART} or params[_PART].keys() != card["parameters"].keys() or not model_files.is_texts(own):
-        raise UserError(f"{path} is damaged: {_CURE}")
-    return Beginning(card, params[_PART], constants, extra, own)
+        raise UserError(f"{path} is damaged: {CURE}")
+    return Beginning(card, params[_PART], constants, extra, own, states.owner(path))

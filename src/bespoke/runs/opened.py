@@ -98,10 +98,12 @@ def open_run(
     if processes.world() > 1:
         raise UserError("one process opens a run's folder: start without torchrun")
     run = trained_folder(folder)
-    start, where = beginnings.read(run, label_of(run)), str(run.path / START)
+    start, where = beginnings.read(run), str(run.path / START)
     method = model_files.rebuilt_method(start.card, algorithm, trust_code, where)
     experiment = _experiment(run, method)
     notes = unverified(run, experiment)
+    if start.owner != (label_of(run) or experiment.hash()):
+        raise UserError(f"{where} is not of this run: {beginnings.CURE}")
     goal = model_files.rebuilt_objective(start.card, objective, trust_code, where)
     numbers = sum(leaf.numel() for leaf in (*start.params.values(), *start.constants.values()))
     task = model_files.rebuilt_task(start.card, start.constants, numbers, goal, model, trust_code, where)
