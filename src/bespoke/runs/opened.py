@@ -26,7 +26,7 @@ from bespoke.runs.federation import Federation
 from bespoke.runs.personal import PersonalModel, check_fit, load_model
 from bespoke.runs.results import Run, file_names
 
-_SAVE = "run.save_models() where the run was made, or bespoke run ... --resume --save-models"
+_SAVE = "run.save_models() in Python where the run was made, or bespoke run ... --resume --save-models"
 
 
 @dataclass(repr=False)
