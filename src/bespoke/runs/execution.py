@@ -65,10 +65,8 @@ def execute(
         start = _opened(experiment, federation, told, folder)
         store, notes, pace = federation.clients.store, [*notes, *start.notes], _Pace(chosen["checkpoint_every"])
         environment = environment_of(experiment, federation, start.label) | chosen["about"]
-        if processes.first():
-            _describe(folder, experiment, federation, pool, told | described, start.label)
-            folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
-        processes.wait()
+        noted = environment | {"notes": notes + federation.clients.notes}
+        _describe(folder, experiment, federation, pool, told | described, noted, start.label)
 
         def checkpoint(round: int, server: Tree) -> None:
             files = store.flush()
@@ -100,13 +98,20 @@ def _describe(
     federation: Federation,
     pool: FederatedData,
     told: dict[str, Any],
+    environment: dict[str, Any],
     label: str,
 ) -> None:
-    """Write what a run writes once: whose data it has, and unless its folder is temporary, what it began with."""
-    if not (folder.path / FEDERATION).exists():
-        folder.write_json(FEDERATION, told)
-    if not isinstance(folder, TemporaryFolder):
-        beginnings.write_once(folder, experiment, federation.task, federation.params, pool, label)
+    """Write whose data a run has and, unless its folder is temporary, what it began with, both once; and where it is.
+
+    The first process writes, the others wait.
+    """
+    if processes.first():
+        if not (folder.path / FEDERATION).exists():
+            folder.write_json(FEDERATION, told)
+        if not isinstance(folder, TemporaryFolder):
+            beginnings.write_once(folder, experiment, federation.task, federation.params, pool, label)
+        folder.write_json("environment.json", environment)
+    processes.wait()
 
 
 def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
