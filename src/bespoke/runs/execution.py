@@ -57,10 +57,7 @@ def execute(
 
     ``described`` is added to the description of the data in ``federation.json``.
     """
-    told = identity.described(pool, federation.params if experiment.model.start else None)
-    data = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    device, precision = federation.task.device.type, federation.task.precision
-    processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
+    told = _agreed(experiment, federation, pool)
     with taken(out, chosen["resume"]) as (folder, notes):
         start = _opened(experiment, federation, told, folder)
         store, notes, pace = federation.clients.store, [*notes, *start.notes], _Pace(chosen["checkpoint_every"])
@@ -90,6 +87,15 @@ def execute(
         done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
         conclude(done, environment, exports=out is not None)
     return done
+
+
+def _agreed(experiment: Experiment, federation: Federation, pool: FederatedData) -> dict[str, Any]:
+    """Return the description of the data, after all processes have found the same, and run the same with it."""
+    told = identity.described(pool, federation.params if experiment.model.start else None)
+    data = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    device, precision = federation.task.device.type, federation.task.precision
+    processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
+    return told
 
 
 def _describe(
