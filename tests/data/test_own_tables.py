@@ -397,6 +397,7 @@ def test_parquet_gives_what_csv_gives(tmp_path, hospitals):
     pool = federate_data(DataSettings(name="parquet", path=str(tmp_path / "*.parquet"), label="outcome"), 0)
     assert pool.contract == CONTRACT
     assert read_rows(tmp_path / "a.parquet", CONTRACT)[0].tolist() == X[:2]
+    assert CONTRACT.encode(arrow()).tolist() == X[:2] and CONTRACT.encode_labels(arrow()["outcome"]).tolist() == [1, 0]
 
 
 def test_types_of_parquet_columns(tmp_path):

@@ -76,15 +76,16 @@ class InputContract:
         return tuple(feature for column in self.columns for feature in column.features)
 
     def encode(self, rows: Any, where: Where = row_number) -> np.ndarray:
-        """Return inputs x (n, ...) of new rows: columns by name, as in a dict or a data frame, or an array like x.
+        """Return inputs x (n, ...) of new rows: columns by name (a dict, a data frame, an Arrow table) or an array.
 
         An unknown category, a missing column, a missing value, and an array of another form are refused.
         """
-        if not hasattr(rows, "keys"):
+        names = rows.keys() if hasattr(rows, "keys") else getattr(rows, "column_names", None)
+        if names is None:
             return self._checked(rows)
         if not self.columns:
             raise UserError(f"the inputs are {self._form()}, not rows of a table: give an array")
-        absent = [column.name for column in self.columns if column.name not in rows.keys()]  # noqa: SIM118
+        absent = [column.name for column in self.columns if column.name not in names]
         if absent:
             raise UserError(f"the table has no column {absent[0]!r}, and the model needs {self._names()}: add it")
         parts = [column.encode(rows[column.name], where) for column in self.columns]
@@ -251,7 +252,7 @@ def _plain(value: Any) -> str:
 
 def _places(name: str, values: Any, place: dict[str, int], where: Where, kind: str) -> np.ndarray:
     """Return the numbers of categories or classes (n,) as int64."""
-    values = values.tolist() if hasattr(values, "tolist") else values  # NumPy's words are not Python's
+    values = np.asarray(values, dtype=object).tolist()  # Python's words, whatever holds them
     return np.array(
         [
             place[value] if type(value) is str and value in place else _place(name, value, place, where, row, kind)
