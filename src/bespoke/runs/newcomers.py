@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from bespoke.clients import SequentialClients
@@ -21,7 +20,7 @@ from bespoke.models.text import check_tokens
 from bespoke.runs.costs import check_passes
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.federation import QUICK, Federation
-from bespoke.runs.personal import checked_targets
+from bespoke.runs.personal import checked_targets, encoded
 
 
 def common_constants(pool: FederatedData) -> tuple[Tree, list[str]]:
@@ -85,7 +84,7 @@ def _alone(federation: Federation, pool: FederatedData, x: Any, y: Any) -> Feder
     """Return the federation in which only the client after all others has rows."""
     extra, own = common_constants(pool)
     refuse_constants(own)
-    examples = torch.from_numpy(np.ascontiguousarray(pool.inputs.encode(x)))
+    examples = encoded(pool.inputs, x)
     targets = checked_targets(federation.task, pool.inputs, y)
     if len(examples) != len(targets):
         raise UserError(f"there are {len(examples)} rows in x and {len(targets)} in y: give equally many")

@@ -71,6 +71,9 @@ class SavedModels(Mapping[str, PersonalModel]):
             raise UserError(f"{path} is no model of this run: save the models again")
         return load_model(path, device=str(self._run.federation.task.device), **self._run.parts)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 

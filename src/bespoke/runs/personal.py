@@ -35,6 +35,11 @@ def ready(task: Task, x: Tensor, transform: Transform | None, extra: Tree, key: 
     return fetch(x, rows, rows, key, tree.to(extra, task.device), transform, task.dtype, train=False)[0]
 
 
+def encoded(contract: InputContract, x: Any) -> Tensor:
+    """Return examples x (n, ...), or a table of n rows, in a contract's form."""
+    return torch.from_numpy(np.require(contract.encode(x), requirements=["C", "W"]))
+
+
 def checked_targets(task: Task, contract: InputContract, y: Any) -> Tensor:
     """Return targets (n,) or (n, T) as the objective takes them; names of classes become their numbers."""
     objective, y = task.objective, y.detach().cpu() if isinstance(y, Tensor) else np.asarray(y)
@@ -90,7 +95,7 @@ class PersonalModel:
 
     def logits(self, x: Any) -> Tensor:
         """Return outputs (B, O) for examples x (B, ...) in the form of the client's own data."""
-        examples = torch.from_numpy(np.ascontiguousarray(self.contract.encode(x)))
+        examples = encoded(self.contract, x)
         check_tokens(self.task.constants(), examples)
         return torch.cat(list(self._parts(examples)))
 
