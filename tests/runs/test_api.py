@@ -80,6 +80,7 @@ def test_a_run_folder_holds_what_is_documented(tmp_path):
     names = {p.name for p in run.folder.path.iterdir()}
     assert names == {
         *(".bespoke.lock", "config.toml", "environment.json", "federation.json", "summary.json", "checkpoints"),
+        "start.safetensors",
         *("rounds.jsonl", "clients.jsonl", "timing.jsonl", "rounds.parquet", "clients.parquet"),
     }
     told = run.folder.read_json("environment.json")

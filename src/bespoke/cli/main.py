@@ -14,7 +14,7 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, doctor, evaluate, listing, new, tables, tune
+from bespoke.cli import data, doctor, evaluate, listing, new, personal, tables, tune
 from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 
@@ -26,7 +26,16 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(new.app, name="new")
-for command in (doctor.doctor, evaluate.evaluate, tune.tune, tables.sweep, tables.table, tables.figure):
+for command in (
+    doctor.doctor,
+    evaluate.evaluate,
+    personal.personalize,
+    personal.predict,
+    tune.tune,
+    tables.sweep,
+    tables.table,
+    tables.figure,
+):
     app.command()(command)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
