@@ -59,7 +59,7 @@ def personalize(
         model = model.scored(*held_out, of=f"the rows in {evaluate}")
         score = model.about["score"]
         told += f": {score['metric']} {'not finite' if score['value'] is None else format(score['value'], '.4g')}"
-        told += f" on {score['rows']} other rows"
+        told += f" on the {score['rows']} rows in {evaluate}"
     model.save(out)
     print(visible(f"{told}; model in {out}"))
 
