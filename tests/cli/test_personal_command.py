@@ -73,7 +73,7 @@ def ok(*words):
 def test_a_model_for_a_new_client_and_its_predictions(home):
     done = ok("personalize", "run", "--data", "new.csv", "-o", "new.safetensors", "--evaluate", "test.csv")
     assert done.out.startswith("ditto after round 1, 12 rows of new: accuracy ") and done.err == ""
-    assert done.out.endswith(" on 9 other rows; model in new.safetensors\n")
+    assert done.out.endswith(" on the 9 rows in test.csv; model in new.safetensors\n")
     opened, model = bespoke.open_run("run"), bespoke.load_model("new.safetensors")
     x, y = bespoke.data.read_rows("new.csv", opened.pool.contract)
     other, labels = bespoke.data.read_rows("test.csv", opened.pool.contract)
