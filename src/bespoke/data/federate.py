@@ -16,6 +16,7 @@ from bespoke.data.images import corrupt
 from bespoke.data.images.cifar_s import assign, corrupted
 from bespoke.data.images.degrade import DEGRADATIONS
 from bespoke.data.images.views import views
+from bespoke.data.mapped import taken
 from bespoke.data.partition.basic import Partition, follow
 from bespoke.data.partition.schemes import KEYS, PARTITIONS, Known, split_rows
 from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_of
@@ -23,7 +24,7 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.data.sources.own import OwnClients
-from bespoke.data.transforms import Step, as_transform
+from bespoke.data.transforms import TRIED, Step, as_transform
 from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
@@ -125,8 +126,9 @@ def _of_classes(examples: Examples, settings: DataSettings) -> Examples:
     order = np.argsort(classes)
     rows = np.flatnonzero(np.isin(examples.y, classes))
     places = order[np.searchsorted(np.array(classes)[order], examples.y[rows])]
-    of = {name: getattr(examples, name) for name in ("x", "official_test", "owner", "domain")}
+    of = {name: getattr(examples, name) for name in ("official_test", "owner", "domain")}
     chosen: dict[str, Any] = {name: None if values is None else values[rows] for name, values in of.items()}
+    chosen["x"] = taken(examples.x, rows)
     if examples.contract is not None and examples.contract.classes:
         names = tuple(examples.contract.classes[label] for label in classes)
         chosen["contract"] = replace(examples.contract, classes=names)
@@ -167,7 +169,7 @@ def from_arrays(
     )
     check(settings, "[data]")
     examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), classes)
-    examples = replace(examples, transform=as_transform(transform, torch.from_numpy(examples.x)))
+    examples = replace(examples, transform=as_transform(transform, torch.tensor(examples.x[:TRIED])))
     return _spread(_named(examples, clients), settings, seed, skip_empty)[0]
 
 

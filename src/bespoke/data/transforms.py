@@ -18,7 +18,7 @@ from bespoke.errors import UserError, reason, shown
 
 Step = Callable[[Tensor, Tensor, bool], Tensor]
 
-_TRIED = 8  # rows that a transform is tried on
+TRIED = 8  # rows that a transform is tried on
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def as_transform(given: Step | Sequence[Step] | None, x: Tensor) -> Steps | None
     for step in steps.steps:
         if not callable(step) or isinstance(step, type):
             raise UserError(f"transform takes functions fn(key, x, train), such as Flip(), not {shown(step)}")
-    _try(steps, x[:_TRIED])
+    _try(steps, x[:TRIED])
     return steps
 
 

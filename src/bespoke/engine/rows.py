@@ -25,11 +25,16 @@ def fetch(
     train: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the examples (B, ...) and labels (B,) at ``rows`` (B,) of a pool, as a model takes them."""
+    if transform is None and x.dtype == torch.uint8:
+        return step.take_scaled(x, rows, dtype), y[rows]
+    examples = _floating_as(x[rows], dtype)
     if transform is not None:
-        examples = transform(key, x[rows], extra, train)
-    else:
-        examples = step.take_scaled(x, rows, dtype) if x.dtype == torch.uint8 else x[rows]
-    return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
+        examples = _floating_as(transform(key, examples, extra, train), dtype)
+    return examples, y[rows]
+
+
+def _floating_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 @dataclass(frozen=True)
