@@ -24,7 +24,7 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.data.sources.own import OwnClients
-from bespoke.data.transforms import TRIED, Step, as_transform
+from bespoke.data.transforms import TRIED, Step, as_transform, step_of
 from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
@@ -69,7 +69,15 @@ def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> 
     source = check_settings(settings)
     draws = generator(seed, LOAD)
     examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
+    if settings.transform:
+        steps = [step_of(text, "[data] transform") for text in settings.transform]
+        examples = replace(examples, transform=as_transform(steps, _some(examples), examples.transform))
     return _spread(_of_classes(examples, settings), settings, seed, skip_empty)
+
+
+def _some(examples: Examples) -> torch.Tensor:
+    """Return some examples to try a transform on."""
+    return torch.tensor(examples.x[:TRIED])
 
 
 def check_settings(settings: DataSettings) -> Function:
@@ -169,7 +177,7 @@ def from_arrays(
     )
     check(settings, "[data]")
     examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), classes)
-    examples = replace(examples, transform=as_transform(transform, torch.tensor(examples.x[:TRIED])))
+    examples = replace(examples, transform=as_transform(transform, _some(examples)))
     return _spread(_named(examples, clients), settings, seed, skip_empty)[0]
 
 
@@ -198,6 +206,11 @@ def _check_together(settings: DataSettings) -> None:
         _check_relevant(settings, of, f"{of} = {getattr(settings, of)!r}", takes)
     hits = settings.keep < 1.0 or settings.keep_rows
     _check_relevant(settings, "keep", "keep = 1 beside keep_rows = 0", ("keep_clients",) if hits else ())
+    for text in settings.transform:
+        step_of(text, "[data] transform")
+    beside = [key for key in ("degrade", "augment", "normalise") if getattr(settings, key) not in ("none", "auto")]
+    if settings.transform and beside:
+        raise UserError(f"[data] transform and {beside[0]} both say how images are seen: leave one of them out")
     if settings.keep_clients == "new" and not settings.new_clients:
         raise UserError("[data] keep_clients = 'new' selects no client: set [data] new_clients")
     if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):
