@@ -55,8 +55,6 @@ def test_own_csv(tmp_path):
     out = run(tmp_path, EXAMPLES / "own_csv.py", "tables")
     assert (tmp_path / "tables" / "sixth.safetensors").is_file()
     assert float(out.split()[-1]) > 0.85
-    again = run(tmp_path, EXAMPLES / "own_csv.py", "tables")
-    assert again == out  # the run is complete
 
 
 CELLS = """

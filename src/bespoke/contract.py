@@ -408,7 +408,7 @@ def loop_equals_batched(subject: Subject) -> None:
 
 def loop_equals_batched_with_kept_moments(subject: Subject) -> None:
     """Check the same with Adam, whose moments stay on the clients, and rounds counted in steps."""
-    loop, batched = trial(subject, training=ADAM), trial(subject, BatchedClients, ADAM)
+    loop, batched = (trial(subject, b, ADAM, rounds=3) for b in (SequentialClients, BatchedClients))
     _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with kept moments")
 
 

@@ -21,7 +21,7 @@ from bespoke.tables.plan import Job, started
 _ROWS = (24, 60, 120, 240)  # for each client, of which it trains on few
 _TRAIN_ROWS, _BATCH = 8, 4
 _CLIENTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
-_NARROWER = 8
+_NARROWER = 4
 _SMALL = {"min_rows": 2, "volume": 8, "rows_per_class": 2}  # of a partition
 _GENERATED = [load.__name__ for load in BUILT_IN]  # small already, and nothing is read for them
 
