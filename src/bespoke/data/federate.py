@@ -69,10 +69,15 @@ def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> 
     source = check_settings(settings)
     draws = generator(seed, LOAD)
     examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
-    if settings.transform:
-        steps = [step_of(text, "[data] transform") for text in settings.transform]
-        examples = replace(examples, transform=as_transform(steps, _some(examples), examples.transform))
-    return _spread(_of_classes(examples, settings), settings, seed, skip_empty)
+    return _spread(_transformed(_of_classes(examples, settings), settings), settings, seed, skip_empty)
+
+
+def _transformed(examples: Examples, settings: DataSettings) -> Examples:
+    """Return the examples with the transform that the settings name, if any, before their own."""
+    if not settings.transform:
+        return examples
+    steps = [step_of(text, "[data] transform") for text in settings.transform]
+    return replace(examples, transform=as_transform(steps, _some(examples), examples.transform))
 
 
 def _some(examples: Examples) -> torch.Tensor:

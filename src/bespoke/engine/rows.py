@@ -28,9 +28,8 @@ def fetch(
     if transform is None and x.dtype == torch.uint8:
         return step.take_scaled(x, rows, dtype), y[rows]
     examples = _floating_as(x[rows], dtype)
-    if transform is not None:
-        examples = _floating_as(transform(key, examples, extra, train), dtype)
-    return examples, y[rows]
+    seen = examples if transform is None else _floating_as(transform(key, examples, extra, train), dtype)
+    return seen, y[rows]
 
 
 def _floating_as(x: Tensor, dtype: torch.dtype) -> Tensor:
