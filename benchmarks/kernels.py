@@ -29,14 +29,13 @@ from torch.nn import functional as F
 from bespoke import DataSettings, Experiment, ModelSettings, Training
 from bespoke.algorithms import ALGORITHMS
 from bespoke.clients import BatchedClients
-from bespoke.core import objective, rng
+from bespoke.core import rng
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree, leaves
 from bespoke.data import federate_data
-from bespoke.data.images import augment, degrade
-from bespoke.engine import optim, rows
+from bespoke.data.images import degrade
+from bespoke.engine import optim
 from bespoke.errors import reason
-from bespoke.gpu import step
 from bespoke.models import build_task, layers
 from bespoke.runs import api
 from bespoke.runs.experiment import load
@@ -46,11 +45,6 @@ HALF = torch.bfloat16
 
 
 # --- torch's own operations in a kernel's place ----------------------------------------------------------------------
-
-
-def plain_take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows (B,) of 8-bit images x (N, ...), scaled to [-1, 1]."""
-    return x[rows].to(dtype) / 127.5 - 1.0
 
 
 def plain_conv(self: layers.Conv2d, input: Tensor) -> Tensor:
@@ -72,13 +66,7 @@ def plain_pool(self: layers.MaxPool2d, input: Tensor) -> Tensor:
     return F.max_pool2d(input, self.kernel_size, self.stride, self.padding)
 
 
-def without_kernels(**changed: Any) -> SimpleNamespace:
-    """Return a stand-in for the module ``step``."""
-    return SimpleNamespace(**(vars(step) | changed))
-
-
-NOT_USABLE = without_kernels(usable=lambda *_: False)
-NO_IMAGES = SimpleNamespace(usable=lambda _: False)
+NOT_USABLE = SimpleNamespace(usable=lambda *_: False)
 NO_STAGE = (layers, "_stage", lambda _: None)
 PLAIN_CONV = (layers.Conv2d, "forward", plain_conv)
 PLAIN_NORM = (layers.GroupNorm, "forward", plain_norm)
@@ -87,20 +75,17 @@ BY_OPERATIONS = (optim, "update_in_place", lambda *_: False)
 # By kernel, what is replaced so that it is not called: an object, its attribute, and the new one.
 OFF: dict[str, list[tuple[Any, str, Any]]] = {
     "threefry": [(rng, "step", NOT_USABLE)],
-    "take_scaled": [(rows, "step", without_kernels(take_scaled=plain_take))],
-    "cross_entropy": [(objective, "step", NOT_USABLE)],
     "sgd_update": [BY_OPERATIONS],
     "adam_update": [BY_OPERATIONS],
     "conv_stage": [NO_STAGE, PLAIN_CONV],
     "conv2d": [PLAIN_CONV],
     "norm": [PLAIN_NORM],
     "max_pool": [(layers.MaxPool2d, "forward", plain_pool)],
-    "jitter": [(degrade, "images", NO_IMAGES)],
-    "move": [(augment, "images", NO_IMAGES)],
+    "jitter": [(degrade, "images", NOT_USABLE)],
     "conv_stage, but not conv2d": [NO_STAGE],
     "conv2d and norm": [PLAIN_CONV, PLAIN_NORM],
 }
-KERNELS = tuple(OFF)[:11]  # the others say more, and are not judged
+KERNELS = tuple(OFF)[:8]  # the others say more, and are not judged
 
 
 @contextlib.contextmanager
@@ -162,7 +147,17 @@ def cross_device(rounds: int) -> Experiment:
     )
 
 
-STEP_PARTS = ("threefry", "take_scaled", "cross_entropy", "sgd_update")
+def small_batches(rounds: int) -> Experiment:
+    """Return FedAvg on the data and settings of benchmarks/small_batches.py, on random rows."""
+    data = DataSettings(
+        "random", like="cifar10", rows=15_000, pool="train+test", partition="dirichlet", alpha=0.3, balance=True,
+        clients=50, min_rows=40, test=0.2,
+    )  # fmt: skip
+    training = Training(rounds=rounds, epochs=1, batch=10, lr=0.01)
+    return Experiment(data=data, model=ModelSettings("pfedvmp_cnn"), algorithm="fedavg", training=training)
+
+
+STEP_PARTS = ("threefry", "sgd_update")
 DEEP = ("conv2d", "norm", "conv2d and norm")
 SGD = Training(epochs=5, batch=50, lr=0.01, momentum=0.5, weight_decay=5e-4)
 WORKLOADS = {
@@ -187,6 +182,15 @@ WORKLOADS = {
             cross_device,
         ),
         Workload(
+            "pFedVMP-CNN 50 x 10",
+            ModelSettings("pfedvmp_cnn"),
+            50,
+            240,
+            Training(epochs=1, batch=10, lr=0.01),
+            (*STEP_PARTS, "conv_stage"),
+            small_batches,
+        ),
+        Workload(
             "WRN-16-2 20 x 50",
             ModelSettings("wrn16_2"),
             20,
@@ -200,7 +204,7 @@ WORKLOADS = {
             24,
             320,
             Training(steps=5, batch=64, lr=1e-3, optimizer="adam"),
-            ("adam_update", *DEEP, "max_pool", "jitter", "move"),
+            ("adam_update", *DEEP, "max_pool", "jitter"),
             pool=augmented,
         ),
     )

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -293,16 +292,6 @@ def test_losses_are_torchs_own():
     want = F.cross_entropy(output[:4], torch.tensor([0, 1, 2, 0]))
     y = torch.tensor([0, 1, 2, 0, 2, 2])
     assert CLASSIFICATION.mean_loss(output, batch(y, mask)).item() == pytest.approx(want.item(), abs=1e-12)
-
-
-def test_cross_entropy_alone_has_a_kernel(monkeypatch):
-    marked = torch.full((), 7.0)
-    kernel = SimpleNamespace(usable=lambda outputs: True, cross_entropy=lambda *given: marked)
-    monkeypatch.setattr(objectives, "step", kernel)
-    output, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
-    assert CLASSIFICATION.mean_loss(output, batch(y)) is marked
-    smooth = replace(CLASSIFICATION, row_losses=lambda o, y: F.cross_entropy(o, y, reduction="none"))
-    assert smooth.mean_loss(output, batch(y)).item() == pytest.approx(np.log(2))
 
 
 def test_predictions_are_classes_numbers_or_labels():

@@ -1,4 +1,4 @@
-"""What every step does beside the model: the loss, the rows, random words and SGD, for all clients at once.
+"""What every step does beside the model: random words and the optimiser, for all clients at once.
 
 The rules under vmap are checked on the CPU, with torch in the kernels' place; the kernels are run where Triton can,
 as those of the layers.
@@ -9,33 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from kernel_runs import DEVICE, drawn, needs_triton
-from torch.func import grad, grad_and_value, vmap
-from torch.nn import functional as F
+from torch.func import vmap
 
 from bespoke.core import rng
-from bespoke.core.objective import cross_entropies, masked_mean
 from bespoke.gpu import step
 
 # --- the rules --------------------------------------------------------------------------------------------------
-
-
-def entropy_case(clients, rows, classes, device="cpu"):
-    """Logits, labels, and a mask that leaves out rows, and all rows of the last client."""
-    logits = 5 * drawn(clients, rows, classes).to(device)
-    labels = torch.arange(clients * rows, device=device).reshape(clients, rows) % classes
-    mask = torch.ones(clients, rows, device=device)
-    if clients > 1:
-        mask[:, rows // 2 + 1 :] = 0.0
-        mask[-1] = 0.0
-    return logits, labels, mask
-
-
-def written_entropy(logits, labels, mask):
-    """Losses (K,) and their gradients (K, B, C), written out."""
-    weight = mask / mask.sum(1, keepdim=True).clamp(min=1.0)
-    losses = logits.logsumexp(-1) - logits.gather(-1, labels[..., None])[..., 0]
-    slope = logits.softmax(-1) - F.one_hot(labels, logits.shape[-1]).to(logits.dtype)
-    return (losses * weight).sum(1), slope * weight[..., None]
 
 
 def words(first, second, counter):
@@ -44,59 +23,9 @@ def words(first, second, counter):
     return torch.stack(rng.threefry(first, second, (counter >> 32) & 0xFFFFFFFF, counter & 0xFFFFFFFF), dim=-1)
 
 
-@pytest.fixture
-def small_reference(monkeypatch):
-    """Torch in the place of the kernels beside the model."""
-    put_in_place(monkeypatch)
-
-
 def put_in_place(monkeypatch):
-    scaled = lambda x, rows: x[rows].float() / 127.5 - 1.0  # noqa: E731
-    reference = SimpleNamespace(cross_entropy=written_entropy, take_scaled=scaled, threefry=words)
-    monkeypatch.setattr(step, "kernels", lambda: reference)
+    monkeypatch.setattr(step, "kernels", lambda: SimpleNamespace(threefry=words))
     monkeypatch.setattr(step, "usable", lambda x, dtype=torch.float32: x.dtype == dtype)
-
-
-def plain_entropy(logits, labels, mask):
-    return masked_mean(cross_entropies(logits, labels), mask)
-
-
-def of_slope(loss):
-    """A function of the first derivative, whose gradient needs the second."""
-
-    def value(logits, *rest):
-        return (grad(loss)(logits, *rest) * torch.linspace(-1, 2, logits.numel()).reshape(logits.shape)).sum()
-
-    return value
-
-
-@pytest.mark.usefixtures("small_reference")
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_the_loss_and_its_derivatives_under_vmap(order):
-    case = entropy_case(3, 6, 4)
-    ours, plain = step.cross_entropy, plain_entropy
-    for _ in range(order - 1):
-        ours, plain = of_slope(ours), of_slope(plain)
-    got, wanted = vmap(grad_and_value(ours))(*case), vmap(grad_and_value(plain))(*case)
-    assert wanted[0].abs().max() > 1e-3
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.usefixtures("small_reference")
-def test_the_losses_slope_passes_on_what_comes_from_behind():
-    case = entropy_case(3, 6, 4)
-    mix = lambda loss: lambda *case: (3.0 * loss(*case)).exp()  # noqa: E731
-    got, wanted = vmap(grad(mix(step.cross_entropy)))(*case), vmap(grad(mix(plain_entropy)))(*case)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.usefixtures("small_reference")
-def test_rows_are_taken_and_scaled_for_all_lanes():
-    x = torch.arange(2 * 3 * 4, dtype=torch.uint8).reshape(4, 2, 3)
-    rows = torch.tensor([[0, 3], [1, 1], [2, 0]])
-    got = vmap(lambda r: step.take_scaled(x, r, torch.float32))(rows)
-    assert torch.equal(got, x[rows].float() / 127.5 - 1.0)
-    assert step.take_scaled(x, rows[0], torch.float64).dtype == torch.float64
 
 
 def test_drawing_for_all_lanes_is_drawing_for_each(monkeypatch):
@@ -201,19 +130,6 @@ def test_the_step_of_adam(kind, decay, own):
 
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize(("clients", "rows", "classes"), [(3, 10, 10), (1, 1, 2), (2, 70, 37), (2, 5, 100)])
-def test_the_kernel_of_the_loss(clients, rows, classes):
-    from bespoke.gpu.step_kernels import cross_entropy
-
-    logits, labels, mask = entropy_case(clients, rows, classes, DEVICE)
-    loss, slope = cross_entropy(logits, labels, mask)
-    wanted, gradient = written_entropy(logits.double(), labels, mask.double())
-    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(slope.double(), gradient, rtol=1e-5, atol=1e-7)
-
-
-@needs_triton
-@pytest.mark.usefixtures("interpreter")
 def test_the_kernel_of_randomness_is_threefry_to_the_bit():
     from bespoke.gpu.step_kernels import threefry
 
@@ -229,13 +145,3 @@ def test_the_kernel_of_randomness_is_threefry_to_the_bit():
     for key, counter in cases:
         got = threefry(*(t.to(DEVICE) for t in (key[..., 0], key[..., 1], counter)))
         assert torch.equal(got.cpu(), words(key[..., 0], key[..., 1], counter))
-
-
-@needs_triton
-@pytest.mark.usefixtures("interpreter")
-def test_the_kernel_of_rows():
-    from bespoke.gpu.step_kernels import take_scaled
-
-    x = (rng.bits(rng.key(3), torch.arange(7 * 1500)) % 256).to(torch.uint8).reshape(7, 3, 500).to(DEVICE)
-    rows = torch.tensor([[0, 6, 3], [6, 6, 1]], device=DEVICE)
-    assert torch.equal(take_scaled(x, rows).cpu(), x[rows].cpu().float() / 127.5 - 1.0)

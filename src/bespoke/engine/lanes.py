@@ -22,7 +22,7 @@ from bespoke.engine.purity import refuse_tensors
 from bespoke.engine.rows import ClientRows, fetch
 from bespoke.engine.scan import Scan, layout, take_over
 
-TIMED = 4  # inputs of a lane that have one entry per minibatch: rows, positions, mask, key
+TIMED = 2  # inputs of a lane that have one entry per minibatch: its integers (rows, positions, key) and its mask
 
 # advance(carry, inputs, t, idle) -> carry: one step of the first k lanes, all leaves (k, ...) but the shared inputs;
 # t is the step's number (0-d), and ``idle`` says that some of these lanes may have finished.
@@ -247,7 +247,8 @@ class Lanes:
 
                 def one(carry: Tree, now: list[Tensor], rest: list[Tensor]) -> Tree:
                     known, group = tree.unflatten_any(rest, spec), []
-                    for rows, positions, mask, key in zip(*(b.unbind(0) for b in now), strict=True):
+                    for integers, mask in zip(*(b.unbind(0) for b in now), strict=True):
+                        rows, positions, key = integers.split([len(mask), len(mask), 2])
                         examples, labels = fetch(x, y, rows, key, known["extra"], transform, dtype, train=True)
                         group.append(Batch(examples, labels, mask, positions, t, key))
                     batch = tuple(group) if per_step > 1 else group[0]
@@ -262,7 +263,8 @@ class Lanes:
             width = mask.shape[-1] * per_step
             return runner.run(Job(advance, full, inputs, shared, scan.num_steps, scan.rows_seen, width, TIMED, steps))
 
-        done = step_out(runner.out, work, [*start, rows, positions, mask, keys, *given])
+        integers = torch.cat([rows, positions, keys], dim=-1)  # side by side, so that one kernel fetches a batch's
+        done = step_out(runner.out, work, [*start, integers, mask, *given])
         result: Tree = tree.unflatten_any(done, carry_spec)
         return result
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from bespoke.core import rng
 from bespoke.core.data import Batch, Transform
 from bespoke.core.tree import Tree
-from bespoke.gpu import step
 
 CHUNK = 256  # rows read at once when all of a client's rows are needed
 
@@ -25,11 +24,12 @@ def fetch(
     train: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the examples (B, ...) and labels (B,) at ``rows`` (B,) of a pool, as a model takes them."""
-    if transform is None and x.dtype == torch.uint8:
-        return step.take_scaled(x, rows, dtype), y[rows]
     examples = _floating_as(x[rows], dtype)
-    seen = examples if transform is None else _floating_as(transform(key, examples, extra, train), dtype)
-    return seen, y[rows]
+    if transform is not None:
+        examples = transform(key, examples, extra, train)
+    elif x.dtype == torch.uint8:  # the division converts to torch's default type
+        examples = (examples if dtype == torch.get_default_dtype() else examples.to(dtype)) / 127.5 - 1.0
+    return _floating_as(examples, dtype), y[rows]
 
 
 def _floating_as(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -127,7 +127,8 @@ def _channels_second(maps: Tensor) -> Tensor:
 def _channels_last(maps: Tensor, dtype: torch.dtype) -> Tensor:
     """Return (K, B, C, H, W) as contiguous (K, B, H, W, C) of type ``dtype``; a view where it already is."""
     last = maps.permute(0, 1, 3, 4, 2)
-    return last if last.dtype == dtype and last.is_contiguous() else last.to(dtype).contiguous()
+    # One copy where the type changes; where it does not, torch ignores the format.
+    return last.to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 # --- convolution --------------------------------------------------------------------------------------------

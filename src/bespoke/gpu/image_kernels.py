@@ -1,4 +1,4 @@
-"""Triton kernels for the images of all clients: the colour jitter, and the geometry of augmentation."""
+"""The Triton kernel for the images of all clients: the colour jitter."""
 
 import torch
 import triton
@@ -6,11 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from bespoke.gpu.launching import launch
-
-_HALVES_TO_EVEN = tl.constexpr(6755399441055744.0)  # 1.5 * 2**52: adding and subtracting it rounds a float64
-
-
-# --- colour jitter ------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -73,52 +68,5 @@ def jitter(x: Tensor, amounts: Tensor, order: Tensor, grey: tuple[float, float, 
     launch(
         _jitter, (x.shape[0] * x.shape[1],), [y],
         x, y, amounts, order, x.shape[1], pixels, *grey, BLOCK=triton.next_power_of_2(pixels),
-    )  # fmt: skip
-    return y
-
-
-# --- geometry -----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _rounded(x):
-    return (x + _HALVES_TO_EVEN) - _HALVES_TO_EVEN
-
-
-@triton.jit(do_not_specialize=["batch"])
-def _move(x, y, moves, fill, batch, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):
-    """Move one image (C, H, W) and erase a rectangle of it; see ``bespoke.data.images.augment`` for the numbers."""
-    image = tl.program_id(0).to(tl.int64)
-    client = image // batch
-    p = tl.arange(0, BLOCK)
-    live = p < H * W
-    moves += image * 9
-    down, right, flip = tl.load(moves), tl.load(moves + 1), tl.load(moves + 2)
-    cos, sin = tl.load(moves + 3), tl.load(moves + 4)
-    top, bottom, left, edge = tl.load(moves + 5), tl.load(moves + 6), tl.load(moves + 7), tl.load(moves + 8)
-    row, column = (p // W).to(tl.float64), (p % W).to(tl.float64)
-    gone = (row >= top) & (row < bottom) & (column >= left) & (column < edge)
-    row, column = row - (H - 1) / 2, column - (W - 1) / 2
-    from_row = _rounded(cos * row + sin * column + (H - 1) / 2)
-    from_column = _rounded(cos * column - sin * row + (W - 1) / 2)
-    inside = live & (from_row >= 0) & (from_row < H) & (from_column >= 0) & (from_column < W) & (gone == 0)
-    from_column = tl.where(flip != 0, W - 1 - from_column, from_column) + right
-    from_row = from_row + down
-    inside = inside & (from_row >= 0) & (from_row < H) & (from_column >= 0) & (from_column < W)
-    place = (from_row * W + from_column).to(tl.int32)
-    for c in tl.static_range(C):
-        start = (image * C + c) * (H * W)
-        value = tl.load(x + start + place, mask=inside, other=0.0)
-        tl.store(y + start + p, tl.where(inside, value, tl.load(fill + client * C + c)), mask=live)
-
-
-def move(x: Tensor, moves: Tensor, fill: Tensor) -> Tensor:
-    """Move images x (K, B, C, H, W) float32 by ``moves`` (K, B, 9) float64; uncovered pixels become fill (K, C)."""
-    x, moves, fill = x.contiguous(), moves.contiguous(), fill.contiguous()
-    clients, batch, channels, height, width = x.shape
-    y = torch.empty_like(x)
-    launch(
-        _move, (clients * batch,), [y],
-        x, y, moves, fill, batch, C=channels, H=height, W=width, BLOCK=triton.next_power_of_2(height * width),
     )  # fmt: skip
     return y

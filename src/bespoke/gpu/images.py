@@ -1,4 +1,4 @@
-"""Changes of images, each as one kernel for all clients where CUDA and Triton are available. Not differentiable."""
+"""The colour jitter as one kernel for all clients where CUDA and Triton are available. Not differentiable."""
 
 from types import ModuleType
 
@@ -27,12 +27,5 @@ def jitter(x: Tensor, amounts: Tensor, order: Tensor, grey: tuple[float, float, 
     return out.squeeze(0)
 
 
-def move(x: Tensor, moves: Tensor, fill: Tensor) -> Tensor:
-    """Move images x (B, C, H, W) float32 by ``moves`` (B, 9) float64; uncovered pixels become ``fill`` (C,)."""
-    out: Tensor = _Move.apply(x[None], moves[None], fill[None])[0]
-    return out.squeeze(0)
-
-
 _WHY = "images that are changed at every access have no derivative"
 _Jitter = step.without_derivative(lambda *inputs: (kernels().jitter(*inputs),), _WHY)
-_Move = step.without_derivative(lambda *inputs: (kernels().move(*inputs),), _WHY)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
+from threading import Thread
 from typing import Any
 
 import torch
@@ -33,6 +34,24 @@ def launch(kernel: Any, grid: Sequence[int], results: Sequence[Tensor | None], *
     for result in results:
         if result is not None:
             result.zero_()
+
+
+def warm_up(device: torch.device) -> None:
+    """Start a CUDA device and Triton in the background, which takes most of a second in which data can be read."""
+    if device.type == "cuda":
+        if has_triton():
+            import triton.runtime.cache  # here: two threads that import it at once find halves of it
+
+        Thread(target=_warm_up, args=(device,), name="warm up").start()
+
+
+def _warm_up(device: torch.device) -> None:
+    with contextlib.suppress(Exception):  # the work itself will show it
+        torch.zeros(1, device=device)
+        if has_triton():
+            from triton.runtime.cache import triton_key
+
+            triton_key()  # a hash of Triton's own files, without which no compiled kernel is found
 
 
 def rehearse(work: Callable[[], object]) -> None:

@@ -25,6 +25,7 @@ from bespoke.gpu.fast_layers import Conv, Pool
 from bespoke.gpu.launching import launch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU, slowly
+_MOST_PARTS = 20  # of a weight gradient
 _PROGRAMS = 528  # to keep 132 multiprocessors busy with a few each
 _POOLED = 1024  # numbers of a map that a program of a max-pool computes
 _LARGEST_NORM = 1 << 15  # numbers that a program of a norm may hold for the sake of longer loads
@@ -44,7 +45,9 @@ def _power(n: int, low: int = 16, high: int = 1 << 30) -> int:
     return max(low, min(high, 1 << (n - 1).bit_length()))
 
 
-def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int, channels: int) -> Blocks:
+def choose_blocks(
+    kind: str, conv: Conv, rows: int, columns: int, depth: int, channels: int, clients: int = 32
+) -> Blocks:
     """Return block sizes by shape, from measurements; ``kind`` is forward, weight or input.
 
     ``rows``, ``columns`` and ``depth`` are those of the matrix product; ``channels`` are the input's.
@@ -58,7 +61,8 @@ def choose_blocks(kind: str, conv: Conv, rows: int, columns: int, depth: int, ch
             chosen = Blocks(128, _power(columns, high=32), 64, 8)
     elif kind == "weight" and conv.pooled:
         if columns >= 64:
-            chosen = Blocks(128, 64, 128, 8) if rows <= 512 else Blocks(128, 32, 64)
+            few = Blocks(64, 64, 64) if clients <= 16 else Blocks(128, 64, 128, 8)
+            chosen = few if rows <= 512 else Blocks(128, 32, 64)
         else:
             chosen = Blocks(64, _power(columns, high=32), 64)
     elif kind == "input" and conv.pooled:
@@ -292,9 +296,9 @@ def _weight_gradient(
 @triton.jit(do_not_specialize=["splits"])
 def _sum_parts(
     parts, bias_parts, dw, db, splits, C: tl.constexpr, CP: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, POOL: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Sum the parts of a weight gradient, BS at a time: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
+    """Sum the parts of a weight gradient: -> dw (OUT, C, KH, KW) and, where POOL, db (OUT,)."""
     client = tl.program_id(2).to(tl.int64)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -306,23 +310,18 @@ def _sum_parts(
     inside = (j < C * KH * KW)[:, None] & (n < OUTP)[None, :]
     total = tl.zeros((BJ, BN), tl.float32)
     parts += client * splits * (WINDOW * SIZE)
-    for first in range(0, splits, BS):
-        split = first + tl.arange(0, BS)
-        live = (split < splits)[:, None, None] & inside[None, :, :]
+    for split in range(splits):
         for q in tl.static_range(WINDOW):
             row = ((u + q // 2) * WIDTH + v + q % 2) * CP + c
-            place = ((split * WINDOW + q) * SIZE)[:, None, None] + (row[:, None] * OUTP + n[None, :])[None, :, :]
-            total += tl.sum(tl.load(parts + place, mask=live, other=0.0), 0)
+            place = (split * WINDOW + q) * SIZE + row[:, None] * OUTP + n[None, :]
+            total += tl.load(parts + place, mask=inside, other=0.0)
     place = dw + client * (OUT * C * KH * KW) + n[:, None] * (C * KH * KW) + j[None, :]
     tl.store(place, tl.trans(total), mask=(n < OUT)[:, None] & (j < C * KH * KW)[None, :])
     if POOL:  # noqa: SIM102 - decided when compiling
         if tl.program_id(0) == 0:
             bias = tl.zeros((BN,), tl.float32)
-            for first in range(0, splits, BS):
-                split = first + tl.arange(0, BS)
-                source = bias_parts + (client * splits + split)[:, None] * OUTP + n[None, :]
-                known = (split < splits)[:, None] & (n < OUTP)[None, :]
-                bias += tl.sum(tl.load(source, mask=known, other=0.0), 0)
+            for split in range(splits):
+                bias += tl.load(bias_parts + (client * splits + split) * OUTP + n, mask=n < OUTP, other=0.0)
             tl.store(db + client * OUT + n, bias, mask=n < OUT)
 
 
@@ -662,10 +661,10 @@ def weight_gradient(
     oh, ow = dy.shape[2:4]
     outputs, channels, kh, kw = weight
     rows, outp, depth = batch * oh * ow, _power(outputs), _depth(weight, conv)
-    blocks = blocks or choose_blocks("weight", conv, depth, outputs, rows, cp)
+    blocks = blocks or choose_blocks("weight", conv, depth, outputs, rows, cp, clients)
     tiles = triton.cdiv(depth, blocks.rows) * (outp // blocks.columns)
     # The sum over pixels is split into parts where there are too few blocks to keep the device busy.
-    splits = min(triton.cdiv(_PROGRAMS, tiles * clients), triton.cdiv(rows, 4 * blocks.depth))
+    splits = min(triton.cdiv(_PROGRAMS, tiles * clients), triton.cdiv(rows, 4 * blocks.depth), _MOST_PARTS)
     rows_each = triton.cdiv(triton.cdiv(rows, splits), blocks.depth) * blocks.depth
     splits = triton.cdiv(rows, rows_each)
     parts = maps.new_empty((clients, splits, 4 if conv.pooled else 1, depth, outp), dtype=torch.float32)
@@ -678,13 +677,12 @@ def weight_gradient(
     dw = parts.new_empty((clients, *weight))
     db = parts.new_empty((clients, outputs)) if conv.pooled else None
     places = channels * kh * kw
-    # A small layer has many parts where there are few clients: they are summed several at a time.
-    bs = 8 if tiles <= 8 else 1
-    bj, bn = _power(places, high=16 if bs > 1 else 64), _power(outp, high=32)
+    bn = _power(outp, high=32)
+    bj = _power(places, high=(512 if conv.pooled else 2048) // bn)  # numbers of a program, from measurements
     grid = (triton.cdiv(places, bj), triton.cdiv(outp, bn), clients)
     launch(
         _sum_parts, grid, [dw, db],
-        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BS=bs, BJ=bj, BN=bn,
+        parts, bias_parts, dw, db, splits, channels, cp, outputs, outp, kh, kw, conv.pooled, BJ=bj, BN=bn,
     )  # fmt: skip
     return dw, db
 

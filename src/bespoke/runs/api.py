@@ -24,7 +24,7 @@ from bespoke.data import from_arrays, odd_scales, partitioned
 from bespoke.data.settings import DataSettings
 from bespoke.data.transforms import Step
 from bespoke.errors import UserError, reason, shown
-from bespoke.gpu.launching import rehearse
+from bespoke.gpu.launching import rehearse, warm_up
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
 from bespoke.models.text import check_tokens
@@ -283,9 +283,10 @@ def run(
 def built(experiment: Experiment, device: str, precision: str) -> Built:
     """Build data, model and initial weights; import the modules that the experiment names, with a note on stderr."""
     experiment.import_modules()
+    where, dtype = pick_device(device), torch.get_default_dtype()
+    warm_up(where)
     pool, described = data_of(experiment)
     objective, model, key = objective_of(experiment), experiment.located()[1], _init_key(experiment.seed)
-    where, dtype = pick_device(device), torch.get_default_dtype()
     outputs = objective.num_outputs(pool.y, pool.num_classes)
     own = pick_precision(precision, where, dtype)
     task = build_task(model, tuple(pool.x.shape[1:]), outputs, where, dtype, own, objective, key)

@@ -1,6 +1,6 @@
 """FedPCE's augmentation of training images: crop, flip, rotation and erasing, drawn separately for every image.
 
-One batched gather does all of the geometry, on CUDA one kernel. Shapes are fixed and every draw comes from the key and
+One batched gather does all of the geometry. Shapes are fixed and every draw comes from the key and
 the image's place in the batch, so the result is the same for one client and under ``torch.func.vmap``.
 """
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bespoke.core import rng
-from bespoke.gpu import images
 
 PAD = 4
 FLIP, ROTATE, ERASE = 0.25, 0.25, 0.5  # probabilities
@@ -23,9 +22,6 @@ DRAWS = 10  # uniform numbers per image
 def augment(key: Tensor, x: Tensor, fill: Tensor) -> Tensor:
     """Crop, flip, rotate and erase images ``x`` (B, C, H, W); uncovered pixels become ``fill`` (C, 1, 1)."""
     u = rng.uniform(key, (x.shape[-4], DRAWS), torch.float64)
-    if images.usable(x):
-        moves = torch.stack([*turns(u[:, :5]), *rectangles(u[:, 5:], *x.shape[-2:])], -1)
-        return images.move(x, moves, fill.flatten().to(x.dtype).expand(x.shape[-3]))
     return erase(move(x, u[:, :5], fill), u[:, 5:], fill)
 
 
