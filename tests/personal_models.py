@@ -24,10 +24,10 @@ def hospitals():
     return {f"h{i}": (draw.normal(size=(ROWS, DIM)).astype(np.float32), np.arange(ROWS) % CLASSES) for i in range(5)}
 
 
-def federated(name="fedavg", model=None, **settings):
+def federated(name="fedavg", model=None, clients=None, **settings):
     settings = {"rounds": 1, "batch": ROWS, "lr": 0.1, "device": "cpu", "backend": "loop"} | settings
     torch.manual_seed(0)
-    return bespoke.federate(hospitals(), model or Net(), "fc", name, **settings)
+    return bespoke.federate(clients or hospitals(), model or Net(), "fc", name, **settings)
 
 
 def shipped(name, data, model):

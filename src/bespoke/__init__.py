@@ -74,6 +74,7 @@ _NAMES = {
     "Run": "bespoke.runs.results",
     "PersonalModel": "bespoke.runs.personal",
     "load_model": "bespoke.runs.personal",
+    "open_run": "bespoke.runs.opened",
     "check_method": "bespoke.contract",
     "compare": "bespoke.report",
     "summarise": "bespoke.report",

@@ -10,6 +10,7 @@ A run folder holds
     summary.json      values derived from the lines above
     federation.json   the clients, their rows and a hash of them, and where the data name any, each client's condition
                       (a corruption, a degradation, a domain); written once
+    start.safetensors the initial model and the form of its inputs, for opening the run without data; written once
     checkpoints/      states to resume from
     *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `metrics` becomes
                       `metric.NAME.sum` and `metric.NAME.weight`, `refused` becomes two lists, `refused` (ids)
@@ -42,7 +43,7 @@ from bespoke.errors import UserError
 from bespoke.files import fsync_folder, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
-FEDERATION = "federation.json"
+FEDERATION, START = "federation.json", "start.safetensors"
 RESUME = ", then continue a started run with --resume (resume=True in Python)"
 _PIECE = 2**20  # bytes read at once
 

@@ -179,7 +179,7 @@ def _higher(experiment: Experiment) -> bool:
 def validated(experiment: Experiment, device: str = "auto") -> float | None:
     """Run an experiment without its test rows, and return the headline metric pooled over all validation rows."""
     parts = built(experiment, device, "auto")
-    run = carry_out(experiment, parts._replace(pool=parts.pool.without_test()))
+    run = carry_out(experiment, parts._replace(pool=parts.pool.without_test()), progress=False)
     name, metric = next(iter(parts.task.objective.metrics.items()))
     value = (validation_curve(run.folder, name) or [None])[-1]
     return value if value is None or metric.higher else -value

@@ -17,10 +17,10 @@ LSTM = {"model": {"name": "sent140_lstm"}}
 COUNT = "at most 2,147,483,647"
 ABSURD = [  # changes to the file, --set, words of the sentence
     ({}, "training.rounds=99999999999999999999999", ["[training] rounds", COUNT]),
-    ({}, f"training.rounds={5000 * '9'}", ["--set", "cannot be a setting", "thousands of digits"]),
-    ({}, f"training.rounds=0x{5000 * 'f'}", ["--set", "cannot be a setting", "thousands of digits"]),
-    ({}, f"training.lr={2000 * '['}", ["--set", "nested too deeply"]),
-    ({}, f"training.lr={5000 * 'a.'}", ["--set", "nested too deeply"]),
+    ({}, f"training.rounds={5000 * '9'}", ["the setting", "cannot be a setting", "thousands of digits"]),
+    ({}, f"training.rounds=0x{5000 * 'f'}", ["the setting", "cannot be a setting", "thousands of digits"]),
+    ({}, f"training.lr={2000 * '['}", ["the setting", "nested too deeply"]),
+    ({}, f"training.lr={5000 * 'a.'}", ["the setting", "nested too deeply"]),
     ({}, "training.epochs=10000000000000000000", ["[training] epochs", COUNT]),
     ({}, "training.epochs=2000000000", ["[training] epochs = 2000000000 on a client of", "memory", "lower it"]),
     ({}, "training.steps=2000000000", ["[training] steps = 2000000000", "memory"]),

@@ -368,7 +368,7 @@ def test_a_method_without_its_hooks_is_told():
 
 SET = {
     "data.clients=500": ["500 clients are more than the 160 rows"],
-    "data.alpha=0": ["--set 'data.alpha=0'", "greater than 0"],
+    "data.alpha=0": ["the setting 'data.alpha=0'", "greater than 0"],
     "data.alpha=-1": ["greater than 0", "-1"],
     "data.name=digit": ["[data] name: there is no data set 'digit'", "did you mean 'digits'"],
     "data.volume=9": ["[data] volume = 9 means nothing to partition dirichlet, which takes alpha, min_rows, balance"],

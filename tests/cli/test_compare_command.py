@@ -69,5 +69,5 @@ def test_conditions(tmp_path):
     assert command("compare", "runs", "--group", "all:rain").sentence == (
         "there is no condition 'rain' in runs/fedavg; use one of fog, snow"
     )
-    assert command("compare", RUNS, "--by", "condition").sentence.endswith("compare it without --by")
+    assert command("compare", RUNS, "--by", "condition").sentence.endswith("compare it without --by (by= in Python)")
     assert command("compare", RUNS, "--by", "domain").sentence == "unknown by 'domain'; use one of condition"

@@ -101,7 +101,7 @@ def test_help_names_every_command_and_option():
         ("run demo --checkpoint-every 0", ["'--checkpoint-every'", "1<=x"]),
         ("walk", ["'walk'", "(see bespoke --help)"]),
         ("list", ["'WHAT'"]),
-        ("list models datasets", ["(datasets)"]),
+        ("list models datasets", ["'datasets'", "only list settings does"]),
         ("compare", ["'FOLDERS...'"]),
         ("compare . --quiet", ["'--quiet'", "(see bespoke compare --help)"]),
     ],
@@ -503,7 +503,7 @@ def test_what_cannot_be_compared(several, arguments, words):
 def test_a_run_without_evaluation_cannot_be_compared_yet(path, interrupted):
     interrupted(1)
     assert command("run", path, "--out", "here").code == 130
-    assert "holds no evaluation yet (finish it with --resume)" in command("compare", "here").sentence
+    assert "holds no evaluation; finish it with --resume" in command("compare", "here").sentence
 
 
 # --- list ---------------------------------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ def drive(root: Path) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        with mock.patch("bespoke.cli.progress._plain_lines", lambda *_: press):
+        with mock.patch("bespoke.runs.progress._plain_lines", lambda *_: press):
             bespoke_command("run", small, "--out", root / "signalled", "--set", "training.rounds=50")
 
     pair(root, "each its own", each_its_own)
@@ -505,7 +505,8 @@ def test_an_error_in_one_process_is_told_by_it_and_ends_both(driven):
 def test_a_process_that_is_killed_is_missed_and_the_rest_ends(driven):
     case = driven[1]["deadly"]
     assert case.codes == [2, -signal.SIGKILL] and case.seconds < 30
-    assert re.fullmatch(r"bespoke: process 0 lost another process of this run, .* with --resume\n", case.said[0])
+    told = r"bespoke: process 0 lost another process of this run, .* with --resume \(resume=True in Python\)\n"
+    assert re.fullmatch(told, case.said[0])
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_round(driven):

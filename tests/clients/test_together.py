@@ -1,6 +1,7 @@
 """One run over several processes of this machine: the same bits, one voice, one writer, and no process left over."""
 
 import functools
+import itertools
 import os
 import signal
 import tempfile
@@ -259,6 +260,18 @@ def test_the_seconds_of_a_client_are_measured_and_change_nothing():
         found = spreading._client_seconds(made := _federation("fedavg", backend), count)
         assert 0.0 < found < 10.0 and not made.clients.states()
     assert spreading._client_seconds(_federation(Broken(), "loop"), 1) == 0.0  # the run itself will tell
+
+
+@pytest.mark.parametrize(
+    ("times", "least"),
+    [([3.0, 0.2, 0.3], 0.2), ([0.2, 0.3, 0.1], 0.1), ([4.0, 2.0], 2.0), ([6.0], 6.0)],
+    ids=["a cold start", "a busy machine", "large clients", "very large clients"],
+)
+def test_the_least_of_some_times_counts(times, least, monkeypatch):
+    clock = itertools.accumulate([0.0, *(part for seconds in times for part in (seconds, 7.0))])
+    monkeypatch.setattr(spreading.time, "process_time", lambda: next(clock))
+    assert spreading._client_seconds(_federation("fedavg", "loop"), 1) == pytest.approx(least)
+    assert len(list(clock)) == 1  # it was not asked more often
 
 
 @final

@@ -253,6 +253,21 @@ def test_batches_follow_the_rule_in_loop_and_batched(plan, batch, last_batch):
             assert up["keys"][client][: len(batches)].tolist() == [k.tolist() for k in keys], kind
 
 
+def test_a_client_alone_takes_no_step_past_its_limit():
+    taken = []
+
+    def step(carry, batch):
+        taken.append(int(batch.step))
+        return carry
+
+    def work(local, down):
+        return local.scan(step, {"x": torch.zeros(1)}, epochs=3, limit=local.n - 2)
+
+    emit(work, "loop", Training(batch=3))
+    steps = [min(3 * math.ceil(n / min(3, n)), max(0, n - 2)) for n in SIZES]
+    assert 0 in steps and taken == [t for count in steps for t in range(count)]
+
+
 def test_the_training_settings_may_count_steps():
     training = Training(batch=3, epochs=2, steps=7)
     for backend in BACKENDS:

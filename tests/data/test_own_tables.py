@@ -289,6 +289,9 @@ def changed(**fields):
         changed(columns=[{"name": "a"}]),
         changed(columns=[{"name": 1, "categories": []}]),
         changed(resized="no"),
+        changed(shape=[], columns=[]),
+        changed(shape=[1] * 33, columns=[]),
+        changed(shape=[10**6, 10**6], columns=[]),
     ],
 )
 def test_a_damaged_contract_is_refused(text):
@@ -329,10 +332,13 @@ BAD_TABLES = [
     (table(age=[30, np.inf]), "column 'age' has inf in row 1, beyond float32"),
     (table(age=[30, 41, 52]), "unequal lengths"),
     (table(age=[[30], [41]]), r"column 'age' has shape \(2, 1\)"),
-    (np.zeros((2, 5), np.float32), r"x has shape \(2, 5\), and the model takes float32 of shape \(rows, 4\)"),
-    (np.zeros(4, np.float32), r"x is one example of shape \(4,\): give a batch, such as x\[None\]"),
-    (np.zeros((2, 4), np.uint8), "x holds uint8 values, and the model takes float32"),
-    (np.full((2, 4), np.nan), "x has NaN, infinity or a number beyond float32 in row 0"),
+    (
+        np.zeros((2, 5), np.float32),
+        r"x has the shape \(2, 5\), but this model takes float32 \(rows, 4\), which are age, sex=F",
+    ),
+    (np.zeros(4, np.float32), r"x is one example of shape \(4,\), not a batch: give x\[None\]"),
+    (np.zeros((2, 4), np.uint8), "x is uint8, but this model takes float32"),
+    (np.full((2, 4), np.nan), "row 0 of x holds NaN, infinity or a number beyond float32"),
 ]
 
 
@@ -391,6 +397,7 @@ def test_parquet_gives_what_csv_gives(tmp_path, hospitals):
     pool = federate_data(DataSettings(name="parquet", path=str(tmp_path / "*.parquet"), label="outcome"), 0)
     assert pool.contract == CONTRACT
     assert read_rows(tmp_path / "a.parquet", CONTRACT)[0].tolist() == X[:2]
+    assert CONTRACT.encode(arrow()).tolist() == X[:2] and CONTRACT.encode_labels(arrow()["outcome"]).tolist() == [1, 0]
 
 
 def test_types_of_parquet_columns(tmp_path):

@@ -452,12 +452,12 @@ def test_unequal_last_rounds_unfinished_and_repeated_runs_are_told(tmp_path):
     fake_run(tmp_path / "d", {}, "local")
     comparison = compare([tmp_path])
     assert [warning.replace(str(tmp_path), "") for warning in comparison.warnings] == [
-        "/d is left out: it holds no evaluation yet (finish it with --resume)",
+        "/d is left out: it holds no evaluation; finish it with --resume (resume=True in Python)",
         "/c is left out: it repeats /b (same settings and seed)",
         "not the same last round (fedavg: 2; ditto: 1)",
     ]
     assert [row.pooled.mean for row in comparison.rows] == [0.5, 1.0]
-    with pytest.raises(UserError, match="holds no evaluation yet"):
+    with pytest.raises(UserError, match="holds no evaluation; finish"):
         compare([tmp_path / "d"])
 
 

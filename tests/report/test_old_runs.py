@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from bespoke import loggers
-from bespoke.cli.progress import headline_text
 from bespoke.records import CLIENTS, ROUNDS, RunFolder
 from bespoke.report import charts, client_chart, compare, curves, summarise
 from bespoke.report.summary import sentence
+from bespoke.runs.progress import headline_text
 
 OLD = Path(__file__).parent / "old_run"
 

@@ -1,8 +1,9 @@
 """The Python interface: an experiment, or one's own data and model, to records and models that predict."""
 
 import gc
+import inspect
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from bespoke.core.task import Task
 from bespoke.errors import UserError
 from bespoke.records import RunFolder
 from bespoke.runs import api
+from bespoke.runs.execution import Options
 
 # --- names --------------------------------------------------------------------------------------------------------
 
@@ -78,6 +80,7 @@ def test_a_run_folder_holds_what_is_documented(tmp_path):
     names = {p.name for p in run.folder.path.iterdir()}
     assert names == {
         *(".bespoke.lock", "config.toml", "environment.json", "federation.json", "summary.json", "checkpoints"),
+        "start.safetensors",
         *("rounds.jsonl", "clients.jsonl", "timing.jsonl", "rounds.parquet", "clients.parquet"),
     }
     told = run.folder.read_json("environment.json")
@@ -318,6 +321,59 @@ def test_run_and_federate_share_their_options(start, tmp_path):
     assert start(out=tmp_path / "run", resume=True).summary["rounds"] > 1
     with pytest.raises(UserError, match=r"has no argument 'bakend' \(did you mean 'backend'\?\); it takes"):
         start(bakend="loop")
+
+
+def test_federate_takes_all_that_run_takes():
+    """Every argument of run and every part of an experiment; data and model are federate's own."""
+    takes = inspect.signature(bespoke.federate).parameters
+    parts = {field.name for field in fields(bespoke.Experiment)} - {"algorithm_name", "folder", "data"}
+    assert parts | {"out"} <= takes.keys()
+    assert set(inspect.signature(bespoke.run).parameters) == {"experiment", "out", "options"}
+    with pytest.raises(UserError) as caught:
+        federated(no_such=1)
+    told = str(caught.value).partition("it takes ")[2].split(", ")
+    assert told == [*(field.name for field in fields(bespoke.Training)), *api._DEFAULTS]
+    assert api._DEFAULTS.keys() == Options.__annotations__.keys()
+
+
+def test_federate_takes_whole_tables_and_keywords_change_them():
+    training, evaluation = bespoke.Training(rounds=7, momentum=0.5), bespoke.Evaluation(every=2, select="best_test")
+    run = federated(training=training, evaluation=evaluation, rounds=3, lr=0.2, new_clients=1)
+    assert run.experiment.training == replace(training, rounds=3, lr=0.2) and run.experiment.evaluation == evaluation
+    assert run.curves()["round"] == [2, 3]
+    assert federated(evaluation=evaluation, evaluate_every=1).experiment.evaluation == replace(evaluation, every=1)
+    for name, wrong in (("training", {"rounds": 3}), ("evaluation", 3)):
+        with pytest.raises(UserError, match=rf"federate\({name}=...\) takes a bespoke.{name.title()}, not"):
+            federated(**{name: wrong})
+
+
+def test_the_head_is_the_last_linear_layer_where_that_is_clear():
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    named, found = federated(model=Net), federated(model=Net, head=None)
+    assert torch.equal(torch.get_rng_state(), state)  # nothing of the user's was drawn
+    assert found.notes == ["the head is 'fc', the model's last linear layer; head= names another"]
+    assert found.summary["views"] == named.summary["views"] and found.experiment.hash() == named.experiment.hash()
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ((nn.Linear(5, 3), nn.Linear(3, 3)), "('0' with 3, '1' with 3)"),
+        ((nn.Linear(5, 3), nn.Linear(3, 7)), "('0' with 3, '1' with 7)"),
+        ((nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 5), nn.Flatten()), "(there are none)"),
+    ],
+)
+def test_a_head_that_is_not_clear_is_asked_for(layers, told):
+    with pytest.raises(UserError, match="the last one alone should have 3 outputs; name the layer") as caught:
+        federated(model=nn.Sequential(*layers), head=None)
+    assert told in str(caught.value)
+
+
+def test_one_seed_covers_a_factory_too():
+    first, again, other = (federated(model=Net, seed=seed, rounds=1).models["0"] for seed in (1, 1, 2))
+    assert all(torch.equal(first.personal[name], again.personal[name]) for name in first.personal)
+    assert not torch.equal(first.personal["first.weight"], other.personal["first.weight"])
 
 
 def test_federate_checkpoints_as_often_as_it_is_told(tmp_path):

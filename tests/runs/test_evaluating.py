@@ -400,7 +400,7 @@ def test_what_participants_had_just_trained_is_not_kept(tmp_path):
     assert 'only new clients: what participants had just trained, for when = "local", is not kept' in done.notes
     after = evaluate(run, ["evaluation.when=aggregated"])
     assert len(list(after.folder.clients())) == 6
-    with pytest.raises(UserError, match=r"add --set evaluation\.when=aggregated"):
+    with pytest.raises(UserError, match=r"add the setting evaluation\.when=aggregated"):
         evaluate(run, ["evaluation.clients=train"])
 
 

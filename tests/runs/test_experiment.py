@@ -433,7 +433,7 @@ def test_the_last_override_of_a_key_counts(tmp_path):
 def test_a_mistake_in_an_override_names_the_override(beside, text, words):
     with pytest.raises(UserError) as caught:
         load(beside[0], None, [text])
-    assert str(caught.value).startswith(f"--set {text!r}")
+    assert str(caught.value).startswith(f"the setting {text!r}")
     for word in words:
         assert word in str(caught.value)
 

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -21,6 +22,7 @@ from torch import nn
 import bespoke
 from bespoke import UserError, load_model
 from bespoke.core.algorithm import Algorithm
+from bespoke.core.inputs import Column, InputContract
 from bespoke.data import DATASETS, Examples
 from bespoke.models import MODELS
 from bespoke.runs import model_files
@@ -43,20 +45,21 @@ class Net(nn.Module):
 """
 
 LOADING = """
-import sys
-import types
+import json
 from pathlib import Path
 import numpy as np
 import torch
 import bespoke
 
 torch.manual_seed(1)
-x, found = np.load("new.npy"), {}
+rows, found = json.loads(Path("new.json").read_text()), {}
 for path in sorted(Path("models").rglob("*.safetensors")):
     model = bespoke.load_model(path, trust_code=True)
-    found[f"{path.parent.name}/{path.stem}"] = torch.cat([model.logits(x), model.predict_proba(x)], dim=1).numpy()
+    found[f"{path.parent.name}/{path.stem}"] = torch.cat([model.logits(rows), model.predict_proba(rows)], dim=1).numpy()
 np.savez("found.npz", **found)
 """
+
+PATIENTS = {"age": [30.5, 41.25, 77.0], "sex": ["M", "X", "F"], "dose": [0.1, -2.0, 0.7], "bmi": [21.5, 30.0, 18.75]}
 
 
 def saved(run, path, client="h1"):
@@ -71,39 +74,56 @@ def same(model, other, x=NEW):
 # --- another process ----------------------------------------------------------------------------------------------
 
 
+def tables(folder):
+    """Write five hospitals as CSV files of four columns, which become six features, and return them as clients."""
+    draw = np.random.default_rng(0)
+    for i in range(5):
+        numbers = draw.normal(size=(ROWS, 3)).astype(np.float32)
+        rows = [
+            f"{age},{'FMX'[j % 3]},{dose},{bmi},{['ill', 'unsure', 'well'][j % 2 + j % 3 // 2]}"
+            for j, (age, dose, bmi) in enumerate(numbers)
+        ]
+        (folder / f"h{i}.csv").write_text("\n".join(["age,sex,dose,bmi,outcome", *rows]) + "\n")
+    return bespoke.data.from_csv(folder / "*.csv", label="outcome")
+
+
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """For each method: the models of five hospitals, their files, and what another process predicts with these."""
-    folder = tmp_path_factory.mktemp("elsewhere")
+    """By method: the models of five hospitals; their files; what a process with these alone predicts; all rows."""
+    folder, home = tmp_path_factory.mktemp("elsewhere"), tmp_path_factory.mktemp("home")
     (folder / "own_net.py").write_text(OWN_NET)
     (folder / "load.py").write_text(LOADING)
-    np.save(folder / "new.npy", NEW)
-    models = {}
+    (folder / "new.json").write_text(json.dumps(PATIENTS))
+    clients, models = tables(home), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         import own_net
 
         for name in bespoke.ALGORITHMS.shipped:
-            run = federated(name, own_net.Net)
+            run = federated(name, own_net.Net, clients)
             run.save_models(folder / "models" / name)
             models[name] = run.models
+    shutil.rmtree(home)
     env = os.environ | {"PYTHONWARNINGS": "error"}
     done = subprocess.run([sys.executable, "load.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return models, folder / "models", dict(np.load(folder / "found.npz"))
+    rows = [row.tobytes() for x, _ in clients.values() for row in x]
+    return models, folder / "models", dict(np.load(folder / "found.npz")), rows
 
 
 @pytest.mark.xdist_group("elsewhere")
 @pytest.mark.parametrize("name", sorted(bespoke.ALGORITHMS.shipped))
 def test_another_process_predicts_the_same_bits_without_anybodys_rows(name, elsewhere):
-    models, folder, found = elsewhere
-    rows = [row.tobytes() for x, _ in hospitals().values() for row in x]
+    """Words and numbers in, equal bits out; pFedGP's file holds features of its rows, and not these."""
+    models, folder, found, rows = elsewhere
+    assert len(rows) == 5 * ROWS
     for client, model in models[name].items():
-        wanted = torch.cat([model.logits(NEW), model.predict_proba(NEW)], dim=1)
+        wanted = torch.cat([model.logits(PATIENTS), model.predict_proba(PATIENTS)], dim=1)
         assert np.array_equal(found[f"{name}/{client}"], wanted.numpy())
         data = (folder / name / f"{client}.safetensors").read_bytes()
         assert not any(row in data for row in rows)
+        assert model.contract.features == ("age", "sex=F", "sex=M", "sex=X", "dose", "bmi")
 
 
 def test_a_row_in_a_file_would_be_found():
@@ -218,7 +238,7 @@ def test_shipped_models_and_scalings_need_their_names_alone(changes, tmp_path):
     model, x = saved(run, tmp_path / "a.safetensors", client), run.pool.x[:5]
     loaded = load_model(tmp_path / "a.safetensors")
     assert same(model, loaded, x)
-    assert loaded.inputs.dtype == str(x.dtype).removeprefix("torch.") and loaded.inputs.shape == tuple(x.shape[1:])
+    assert loaded.contract.dtype == str(x.dtype).removeprefix("torch.") and loaded.contract.shape == tuple(x.shape[1:])
 
 
 def test_constants_come_from_the_file_and_freezing_too(tmp_path):
@@ -285,9 +305,13 @@ def test_code_is_imported_only_where_it_is_trusted(own_module):
     model = saved(federated(mine.Own(rate=0.25), mine.Net), "a.safetensors")
     Path("imported").unlink()
     del sys.modules["mine"]
-    with pytest.raises(UserError, match=r"its method is code .*'mine:Own'.*trust_code=True, or give algorithm="):
+    with pytest.raises(
+        UserError, match=r"its method is code .*'mine:Own'.*trust_code=True .--trust-code., or give algorithm="
+    ):
         load_model("a.safetensors")
-    with pytest.raises(UserError, match=r"its model is code .*'mine:Net'.*trust_code=True, or give model="):
+    with pytest.raises(
+        UserError, match=r"its model is code .*'mine:Net'.*trust_code=True .--trust-code., or give model="
+    ):
         load_model("a.safetensors", algorithm=mine.Own(rate=0.25))
     assert not Path("imported").exists()
     loaded = load_model("a.safetensors", trust_code=True)
@@ -425,7 +449,7 @@ BAD = np.where(np.arange(9)[:, None] == 4, np.nan, NEW)
 @pytest.mark.parametrize(
     ("which", "x", "why"),
     [
-        ("model", NEW[:, :5], r"x has the shape \(9, 5\), but this model takes \(rows, 6\)"),
+        ("model", NEW[:, :5], r"x has the shape \(9, 5\), but this model takes float32 \(rows, 6\)"),
         ("model", NEW[0], r"x is one example of shape \(6,\), not a batch: give x\[None\]"),
         ("model", BAD, "row 4 of x holds NaN, infinity or a number beyond float32: fix or remove it"),
         ("model", 1e300 * NEW.astype(np.float64), "row 0 of x holds NaN, infinity or a number beyond float32"),
@@ -435,7 +459,11 @@ BAD = np.where(np.arange(9)[:, None] == 4, np.nan, NEW)
         ("model", NEW.astype(complex), "x holds complex numbers: give real ones"),
         ("pictures", np.zeros((2, 1, 8, 8)), "x is float64, but this model takes uint8 and scales it itself"),
         ("pictures", np.zeros((1, 8, 8), np.uint8), r"one example of shape \(1, 8, 8\), not a batch: give x\[None\]"),
-        ("pictures", np.zeros((2, 8, 8), np.uint8), r"x has the shape \(2, 8, 8\), but this model takes \(rows, 1, 8"),
+        (
+            "pictures",
+            np.zeros((2, 8, 8), np.uint8),
+            r"x has the shape \(2, 8, 8\), but this model takes uint8 \(rows, 1, 8",
+        ),
     ],
 )
 def test_inputs_are_compared_with_the_contract(which, x, why, request):
@@ -472,31 +500,35 @@ def test_no_rows_have_no_score(model):
         model.score(NEW[:0], np.zeros(0, int))
 
 
+NAMED = InputContract(
+    (DIM,), "float32", (Column("a"), Column("b", ("x", "y")), *map(Column, "cde")), ("ill", "well", "unsure"), "outcome"
+)
+
+
 def test_names_of_features_and_classes(model, tmp_path):
-    card = model.card | {"class_names": ["ill", "well", "unsure"], "feature_names": list("abcdef")}
-    named = dataclasses.replace(model, card=card)
-    named.save(tmp_path / "a.safetensors")
+    card = model.card | {"inputs": dataclasses.asdict(NAMED)}
+    dataclasses.replace(model, card=card).save(tmp_path / "a.safetensors")
     loaded = load_model(tmp_path / "a.safetensors", model=Net())
-    assert loaded.class_names == ("ill", "well", "unsure") and loaded.inputs.names == tuple("abcdef")
+    assert loaded.contract == NAMED and loaded.class_names == ("ill", "well", "unsure")
     y = loaded.predict(NEW)
-    assert loaded.score(NEW, [loaded.class_names[i] for i in y.tolist()]) == 1.0
-    with pytest.raises(UserError, match="there is no class 'dead': there are ill, well, unsure"):
+    assert loaded.score(NEW, [loaded.class_names[i] for i in y.tolist()]) == 1.0 == loaded.score(NEW, y)
+    with pytest.raises(
+        UserError, match="column 'outcome' holds 'dead' in row 0, an unknown class: the model knows 'il"
+    ):
         loaded.score(NEW, ["dead"] * 9)
-    with pytest.raises(UserError, match="which are a, b, c, d, e, f"):
+    with pytest.raises(UserError, match="which are a, b=x, b=y, c, d, e"):
         loaded.predict(NEW[:, :2])
-
-    class Table(dict):
-        """As much of a data frame as matters here."""
-
-        columns = property(lambda self: list(self))
-
-        def __getitem__(self, names):
-            return np.stack([dict.__getitem__(self, name) for name in names], axis=1)
-
-    mixed = Table({name: NEW[:, i] for i, name in reversed(list(enumerate("abcdef")))})
-    assert same(loaded, model) and torch.equal(loaded.logits(mixed), model.logits(NEW))
-    with pytest.raises(UserError, match="x has no column 'c': this model takes a, b"):
-        loaded.predict(Table({name: NEW[:, 0] for name in "abdef"}))
+    frame = {name: NEW[:, i] for i, name in zip((5, 4, 3, 0), "edca", strict=True)} | {"b": ["x", "y", "y"] * 3}
+    numbers = NEW.copy()
+    numbers[:, 1:3] = [[1, 0], [0, 1], [0, 1]] * 3
+    assert torch.equal(loaded.logits(frame), model.logits(numbers))
+    with pytest.raises(UserError, match=r"the table has no column 'c', and the model needs \['a', 'b', 'c'"):
+        loaded.predict({name: values for name, values in frame.items() if name != "c"})
+    frame["b"][4] = "z"
+    with pytest.raises(UserError, match="column 'b' holds 'z' in row 4, an unknown category: the model knows 'x', 'y'"):
+        loaded.predict(frame)
+    with pytest.raises(UserError, match=r"the inputs are float32 \(rows, 6\), not rows of a table: give an array"):
+        model.predict(frame)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -519,6 +551,9 @@ def written(path, card, tensors):
     return path
 
 
+INPUTS = json.loads(InputContract((1, 8, 8), "uint8").to_json())
+
+
 def test_the_sound_file_loads(sound, tmp_path):
     _, card, tensors = sound
     load_model(written(tmp_path / "b", card, tensors))
@@ -534,15 +569,21 @@ def test_the_sound_file_loads(sound, tmp_path):
         ({"method": {"name": "pfedfda", "settings": {"ridge": "x"}}}, "ridge must be a number, not 'x'"),
         ({"model": {"name": "mlp", "settings": {"hidden": 6}}}, "of another model than this one: '.*' has the shape"),
         ({"model": {"name": "mlp", "settings": {"hidden": 10**6}}}, "of another model|names a model of"),
-        ({"model": {"name": "resnet18", "settings": {"width": 10**5}}, "shape": [3, 32, 32]}, "names a model of"),
+        (
+            {"model": {"name": "resnet18", "settings": {"width": 10**5}}, "inputs": INPUTS | {"shape": [3, 32, 32]}},
+            "names a model of",
+        ),
         ({"model": {"name": "sent140_lstm", "settings": {"vocabulary": 10**9}}}, "cannot hold 1,000,000,000 word vect"),
-        ({"shape": [10**6, 10**6]}, "no example has the shape"),
-        ({"shape": []}, "'shape' in its description cannot be"),
-        ({"shape": [7]}, "of another model than this one"),
+        ({"inputs": {"shape": [10**6, 10**6]}}, "is damaged: a contract of inputs is damaged"),
+        ({"inputs": INPUTS | {"shape": [10**6, 10**6]}}, "is damaged: a contract of inputs is damaged"),
+        ({"inputs": INPUTS | {"columns": [{"name": "a", "categories": []}]}}, "is damaged: a contract's columns have"),
+        ({"inputs": INPUTS | {"dtype": "pickle"}}, "is damaged: a contract of inputs is damaged"),
+        ({"inputs": []}, "'inputs' in its description cannot be"),
+        ({"inputs": INPUTS | {"shape": [7]}}, "of another model than this one"),
         ({"outputs": 10**9}, "of another model|names a model of"),
         ({"transform": {"name": "rot13"}}, "there is no transform 'rot13'"),
         ({"objective": {"name": "regression", "settings": {"metrics": ["x"]}}}, "there is no metric 'x'"),
-        ({"takes": "pickle"}, "'takes' in its description cannot be 'pickle'"),
+        ({"dtype": []}, "'dtype' in its description cannot be"),
         ({"head": "nothing"}, "no module named 'nothing'"),
         ({"tensors": ["weight"]}, "is damaged: it does not tell of its tensor"),
     ],

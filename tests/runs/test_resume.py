@@ -270,7 +270,7 @@ def test_thirty_kills_end_with_the_same_bits(tmp_path):
 
 WRITES = [  # of the small run of three rounds with a checkpoint every two, in their order
     ".config.toml.tmp",
-    ".federation.json.tmp",
+    *(".federation.json.tmp", ".start.safetensors.tmp"),
     ".environment.json.tmp",
     *("rounds.jsonl", "timing.jsonl"),
     *("rounds.jsonl", "clients.jsonl", "timing.jsonl"),

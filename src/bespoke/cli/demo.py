@@ -1,28 +1,24 @@
 """The demonstration: a comparison of five methods on one federation of handwritten digits."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
+from bespoke.cli.stopping import Stop
 from bespoke.report import client_chart, compare
 from bespoke.report.table import Comparison
 from bespoke.runs import api
-from bespoke.runs.experiment import Experiment, load
+from bespoke.runs.experiment import load
 
 METHODS = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep")
 
 
-def run(folder: Path, progress: Callable[[Experiment], AbstractContextManager[Any]]) -> tuple[Comparison, Path]:
+def run(folder: Path, progress: bool, stopped: Stop) -> tuple[Comparison, Path]:
     """Train the five methods in ``folder``, and return their comparison and the chart's path.
 
-    Demonstration runs that are already there are resumed. ``progress(experiment)`` yields a callback for each round
-    and a :class:`bespoke.cli.progress.Stop`.
+    Demonstration runs that are already there are resumed.
     """
     for method in METHODS:
         experiment, _ = load("demo", method)
-        with progress(experiment) as (callback, stopped):
-            api.run(experiment, folder / method, resume=True, callbacks=[callback], stop=stopped)
+        api.run(experiment, folder / method, resume=True, progress=progress, stop=stopped)
         if stopped():
             raise KeyboardInterrupt(stopped.code)
     comparison = compare([folder / method for method in METHODS])

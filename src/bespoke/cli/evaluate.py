@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from bespoke.cli import progress
 from bespoke.errors import visible
 
 
@@ -37,6 +36,7 @@ def evaluate(
 
     from bespoke.report.summary import numbers_of, pick
     from bespoke.runs import evaluating
+    from bespoke.runs.progress import adaptation
 
     torch.set_num_threads(threads)
     trained = evaluating.reopened(run, backend=backend, device=device, precision=precision, states=states)
@@ -44,7 +44,7 @@ def evaluate(
     if not (quiet or as_json):
         told = f"evaluating {run} after round {trained.last_round}"
         print(visible(f"{told}, with {', '.join(set_)}" if set_ else told), file=sys.stderr, flush=True)
-    with nullcontext() if quiet or as_json else progress.adaptation():
+    with nullcontext() if quiet or as_json else adaptation():
         done = evaluating.evaluate(trained, set_ or [], folder)
     for note in done.notes:
         print(visible(f"note: {note}"), file=sys.stderr)

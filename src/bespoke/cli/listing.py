@@ -1,6 +1,8 @@
-"""The lists of ``bespoke list``: names with one line each. Heavy modules are imported on demand."""
+"""The lists of ``bespoke list``: names with one line each, and settings. Heavy modules are imported on demand."""
 
+import typing
 from collections.abc import Callable
+from typing import Any
 
 
 def _algorithms() -> dict[str, str]:
@@ -56,3 +58,40 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "experiments": _experiments,
     "tables": _tables,
 }
+
+
+def settings(table: str | None) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return type, default and meaning of each setting by key, of one table or method, or by default of all tables."""
+    from bespoke.runs import experiment
+
+    found = {name: experiment.defaults_of(name) for name in ([table] if table else experiment.table_names())}
+    return {name: _described(values) for name, values in found.items()}
+
+
+def _described(values: Any) -> dict[str, dict[str, Any]]:
+    from bespoke.runs.experiment import describe
+
+    hints = typing.get_type_hints(type(values))
+    return {
+        key: {"type": _type(hints[key]), "default": getattr(values, key), "meaning": meaning}
+        for key, _, meaning in describe(type(values))
+    }
+
+
+def _type(hint: Any) -> str:
+    """Return a setting's type in a word; a tuple is written as a list."""
+    inner = typing.get_args(hint)
+    return f"list of {_type(inner[0])}" if inner else hint.__name__
+
+
+def settings_text(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Return settings as tables of text: key, type, default as in TOML, meaning."""
+    from bespoke.report.table import aligned
+    from bespoke.runs.experiment import literal, table_names
+
+    tables = []
+    for name, rows in found.items():
+        lines = [[key, row["type"], literal(row["default"]), row["meaning"]] for key, row in rows.items()]
+        title = f"[{name}]" if name in table_names() else f"[algorithm] name = {literal(name)}"
+        tables.append(f"{title}\n{aligned(lines, ()) if lines else 'no settings of its own'}")
+    return "\n\n".join(tables)

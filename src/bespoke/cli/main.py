@@ -14,7 +14,8 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, evaluate, listing, progress, tables, tune
+from bespoke.cli import data, doctor, evaluate, listing, new, personal, tables, tune
+from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 
 app = typer.Typer(
@@ -24,7 +25,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
-for command in (evaluate.evaluate, tune.tune, tables.sweep, tables.table, tables.figure):
+app.add_typer(new.app, name="new")
+for command in (
+    doctor.doctor,
+    evaluate.evaluate,
+    personal.personalize,
+    personal.predict,
+    tune.tune,
+    tables.sweep,
+    tables.table,
+    tables.figure,
+):
     app.command()(command)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
@@ -218,7 +229,7 @@ def run(
             print(visible(f"note: {folder} holds no run to resume; starting a new one"), file=sys.stderr)
         tools = log if log and peers.first() else ()
         trackers = [loggers.make(tool, folder, folder.name, loaded.tables()) for tool in tools]
-        with progress.shown(loaded, quiet or as_json, _several()) as (callback, stopped):
+        with stopping(_several()) as stopped:
             done = api.run(
                 loaded,
                 folder,
@@ -228,7 +239,8 @@ def run(
                 states=states,
                 processes=_number(processes),
                 resume=resume,
-                callbacks=[callback, *trackers],
+                callbacks=trackers,
+                progress=not (quiet or as_json),
                 checkpoint_every=checkpoint_every,
                 stop=stopped,
                 about={"settings_from": source},
@@ -333,12 +345,24 @@ def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> Non
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, models, datasets, partitions, experiments or tables.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="algorithms, models, datasets, partitions, objectives, experiments, tables or settings."),
+    ],
+    table: Annotated[
+        str | None, typer.Argument(help="With settings: data, model, ..., training, evaluation, or a method.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the available algorithms, models, data sets, partitions, experiments or tables."""
+    """List the available algorithms, models, data sets, partitions, experiments or tables; or all settings."""
+    if what == "settings":
+        found = listing.settings(table)
+        print(json.dumps(found, indent=2) if as_json else listing.settings_text(found))
+        return
     if what not in listing.LISTS:
-        raise UserError(f"there is no list of {what!r}: use one of {', '.join(listing.LISTS)}")
+        raise UserError(f"there is no list of {what!r}: use one of {', '.join([*listing.LISTS, 'settings'])}")
+    if table is not None:
+        raise UserError(f"list {what} takes no further word, such as {table!r}: only list settings does")
     rows = listing.LISTS[what]()
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -363,7 +387,8 @@ def demo(
     _use_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     try:
-        comparison, chart = demonstration.run(folder, lambda experiment: progress.shown(experiment, quiet))
+        with stopping() as stopped:
+            comparison, chart = demonstration.run(folder, not quiet, stopped)
     except KeyboardInterrupt as stopped:
         print(f"stopped; resume with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
         raise typer.Exit(stopped.args[0] if stopped.args else 130) from None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bespoke.cli import progress
+from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, visible
 
 Results = Annotated[Path, typer.Option(help="Folder of the results.")]
@@ -79,7 +79,7 @@ def sweep(
             _print_plan(plan.needed(wanted, results, where))
             return
         place = place_at(results, work, device, precision, backend)
-        stopped = held.enter_context(progress.stopping())
+        stopped = held.enter_context(stopping())
         show = held.enter_context(_shown(quiet or as_json))
         left = None if budget is None else budget - (time.monotonic() - begin)
         processes = None if jobs == "auto" else int(jobs)

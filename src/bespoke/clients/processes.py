@@ -86,7 +86,7 @@ def own_gpu() -> torch.device:
     if number >= seen:
         raise UserError(
             f"process {number} on this machine has no GPU, since torch sees only {seen}: "
-            "start one process per GPU, or use --device cpu"
+            "start one process per GPU, or use --device cpu (device='cpu' in Python)"
         )
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
@@ -118,7 +118,10 @@ def together(number: int, work: Callable[[], T]) -> T:
     this process, and are gone when this returns. An error in one of them is raised here.
     """
     if _met():
-        raise UserError(f"this program's processes are connected already ({world()} of them): leave --processes out")
+        raise UserError(
+            f"this program's processes are connected already ({world()} of them): leave out --processes (processes= in "
+            "Python)"
+        )
     threads, others = torch.get_num_threads(), list[_Fork]()
     alone = {name: os.environ.pop(name) for name in _PLACES if name in os.environ}  # of another launcher
     try:
@@ -133,7 +136,9 @@ def together(number: int, work: Callable[[], T]) -> T:
     except PeerLostError as lost:
         raise _told(others) or lost from None
     except OSError as error:
-        raise UserError(f"cannot start {number} processes: {error.strerror or error}; use --processes 1") from error
+        raise UserError(
+            f"cannot start {number} processes: {error.strerror or error}; use --processes 1 (processes=1 in Python)"
+        ) from error
     finally:
         for other in others:
             with contextlib.suppress(
@@ -336,7 +341,7 @@ def _peers() -> Iterator[None]:
     except RuntimeError as error:
         raise PeerLostError(
             f"process {rank()} lost another process of this run, which ended without a message (killed, or out of "
-            "memory): continue from the last checkpoint with --resume"
+            "memory): continue from the last checkpoint with --resume (resume=True in Python)"
         ) from error
 
 

@@ -100,6 +100,11 @@ class FederatedData:
         """The number of clients, new ones included."""
         return len(self.train.sizes)
 
+    @property
+    def inputs(self) -> InputContract:
+        """The form of the examples as they are stored, with the names that the data gave."""
+        return self.contract or InputContract(tuple(self.x.shape[1:]), str(self.x.dtype).removeprefix("torch."))
+
     def without_test(self) -> "FederatedData":
         """Return the data without any test row, for choosing settings."""
         return replace(self, test=replace(self.test, index=self.test.index[:0], sizes=(0,) * self.total_clients))

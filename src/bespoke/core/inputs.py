@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError, reason, shown
 
 MISSING = frozenset({"", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null"})  # spellings of "no value"
 DTYPES = ("float32", "float64", "uint8", "int64")
 
 _LARGEST = float(np.finfo(np.float32).max)
+_MOST_NUMBERS, _MOST_AXES = 10**9, 32  # of one example
 _CURE = "fill it in, or remove the row"
+_DAMAGED = "a contract of inputs is damaged: get the file again"
 
 Where = Callable[[int], str]  # the place of a row, such as "line 7 of a.csv"
 
@@ -73,15 +76,16 @@ class InputContract:
         return tuple(feature for column in self.columns for feature in column.features)
 
     def encode(self, rows: Any, where: Where = row_number) -> np.ndarray:
-        """Return inputs x (n, ...) of new rows: columns by name, as in a dict or a data frame, or an array like x.
+        """Return inputs x (n, ...) of new rows: columns by name (a dict, a data frame, an Arrow table) or an array.
 
         An unknown category, a missing column, a missing value, and an array of another form are refused.
         """
-        if not hasattr(rows, "keys"):
+        names = rows.keys() if hasattr(rows, "keys") else getattr(rows, "column_names", None)
+        if names is None:
             return self._checked(rows)
         if not self.columns:
             raise UserError(f"the inputs are {self._form()}, not rows of a table: give an array")
-        absent = [column.name for column in self.columns if column.name not in rows.keys()]  # noqa: SIM118
+        absent = [column.name for column in self.columns if column.name not in names]
         if absent:
             raise UserError(f"the table has no column {absent[0]!r}, and the model needs {self._names()}: add it")
         parts = [column.encode(rows[column.name], where) for column in self.columns]
@@ -91,7 +95,7 @@ class InputContract:
         return np.concatenate(parts, axis=1).astype(self.dtype)
 
     def encode_labels(self, values: Any, where: Where = row_number) -> np.ndarray:
-        """Return targets (n,) of new rows: int64 class numbers of the classes' names, or float64 numbers."""
+        """Return targets (n,) of a table's new rows: int64 class numbers of the classes' names, or float64 numbers."""
         name = self.label or "label"
         if not self.classes:
             return numbers(name, values, where)
@@ -100,7 +104,7 @@ class InputContract:
 
     def class_names(self, found: Any) -> list[str]:
         """Return the names of class numbers (n,); a class without a name is called by its number."""
-        return [self.classes[i] if self.classes else str(i) for i in np.asarray(found).tolist()]
+        return [self.classes[i] if i < len(self.classes) else str(i) for i in np.asarray(found).tolist()]
 
     def class_values(self) -> np.ndarray | None:
         """Return the classes' names as numbers (C,), or None where they are words."""
@@ -115,37 +119,72 @@ class InputContract:
     def from_json(text: str) -> "InputContract":
         """Return the contract that :meth:`to_json` wrote; anything else is refused."""
         try:
-            given = json.loads(text)
+            return InputContract.from_dict(json.loads(text))
+        except (ValueError, RecursionError):
+            raise UserError(_DAMAGED) from None
+
+    @staticmethod
+    def from_dict(given: Any) -> "InputContract":
+        """Return the contract whose JSON was read as ``given``; anything else is refused."""
+        try:
             shape, columns = tuple(given["shape"]), [(c["name"], tuple(c["categories"])) for c in given["columns"]]
             classes, dtype, label, resized = tuple(given["classes"]), given["dtype"], given["label"], given["resized"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise UserError("a contract of inputs is damaged: get the file again") from None
+        except (LookupError, TypeError):
+            raise UserError(_DAMAGED) from None
         texts = (dtype, label, *classes, *(text for name, words in columns for text in (name, *words)))
-        whole = all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape)
-        sound = whole and dtype in DTYPES and isinstance(resized, bool)
+        whole = 0 < len(shape) <= _MOST_AXES and all(type(side) is int and side > 0 for side in shape)
+        sound = whole and math.prod(shape) <= _MOST_NUMBERS and dtype in DTYPES and isinstance(resized, bool)
         if not sound or not all(isinstance(text, str) for text in texts):
-            raise UserError("a contract of inputs is damaged: get the file again")
+            raise UserError(_DAMAGED)
         return InputContract(shape, dtype, tuple(Column(*column) for column in columns), classes, label, resized)
 
     def _checked(self, x: Any) -> np.ndarray:
-        """Return an array that has the form of x already."""
-        x = np.asarray(x)
+        """Return examples (n, ...) that have the form of x already, in the contract's type."""
+        x = as_array(x)
         if x.shape == self.shape:
-            raise UserError(f"x is one example of shape {x.shape}: give a batch, such as x[None]")
-        if x.shape[1:] != self.shape:
-            raise UserError(f"x has shape {x.shape}, and the model takes {self._form()}: give such rows")
-        kind, floats = x.dtype.kind, self.dtype.startswith("float")
-        if (floats and kind != "f") or (not floats and x.dtype != self.dtype):
-            raise UserError(f"x holds {x.dtype} values, and the model takes {self._form()}: give the same type")
-        if floats and len(bad := np.flatnonzero(~(np.abs(x) <= _LARGEST).reshape(len(x), -1).all(axis=1))):
-            raise UserError(f"x has NaN, infinity or a number beyond float32 in row {bad[0]}: {_CURE}")
+            raise UserError(f"x is one example of shape {x.shape}, not a batch: give x[None]")
+        if x.ndim != 1 + len(self.shape) or x.shape[1:] != self.shape:
+            called = f", which are {', '.join(self.features)}" if self.columns else ""
+            raise UserError(f"x has the shape {x.shape}, but this model takes {self._form()}{called}")
+        if self.dtype == "uint8" and x.dtype != np.uint8:
+            raise UserError(
+                f"x is {x.dtype}, but this model takes uint8 and scales it itself: give the raw 8-bit numbers"
+            )
+        if self.dtype == "int64" and x.dtype.kind == "f":
+            raise UserError(f"x is {x.dtype}, but this model takes tokens: give whole numbers")
+        if self.dtype.startswith("float") and x.dtype == np.uint8:
+            raise UserError(
+                f"x is uint8, but this model takes {self.dtype}: scale it as the rows were that it learned from"
+            )
+        floats = x if x.dtype.kind == "f" else x[:0]
+        sound = (np.abs(floats) <= _LARGEST).reshape(len(floats), math.prod(self.shape)).all(axis=1)
+        if not sound.all():
+            raise UserError(
+                f"row {int(sound.argmin())} of x holds NaN, infinity or a number beyond float32: fix or remove it"
+            )
         return x.astype(self.dtype, copy=False)
 
     def _form(self) -> str:
-        return f"{self.dtype} of shape (rows, {', '.join(map(str, self.shape))})"
+        return f"{self.dtype} (rows, {', '.join(map(str, self.shape))})"
 
     def _names(self) -> str:
         return shown([column.name for column in self.columns], 200)
+
+
+def as_array(x: Any) -> np.ndarray:
+    """Return an array or a tensor of real numbers as an array; refuse anything else."""
+    if isinstance(x, torch.Tensor):
+        x = x.detach().cpu()
+        x = x.float() if x.dtype == torch.bfloat16 else x
+    try:
+        found = np.asarray(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"x is not an array of numbers: {reason(error)}") from None
+    if found.dtype.kind == "c":
+        raise UserError("x holds complex numbers: give real ones")
+    if found.dtype.kind not in "fiub":
+        raise UserError(f"x is not an array of numbers: it holds {found.dtype} values")
+    return found
 
 
 def as_number(text: str) -> float | None:
@@ -213,6 +252,7 @@ def _plain(value: Any) -> str:
 
 def _places(name: str, values: Any, place: dict[str, int], where: Where, kind: str) -> np.ndarray:
     """Return the numbers of categories or classes (n,) as int64."""
+    values = np.asarray(values, dtype=object).tolist()  # Python's words, whatever holds them
     return np.array(
         [
             place[value] if type(value) is str and value in place else _place(name, value, place, where, row, kind)

@@ -1,5 +1,6 @@
 """One client alone, with exactly its own rows: nothing is padded and nothing is mapped."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,13 +51,13 @@ class Alone:
         return host(_now, fn, tensors)
 
     def _run(self, desk: Local, scan: Scan, carry: Tree) -> Tree:
-        steps = scan.num_steps(self._n)
-        batches = self._batches(desk, scan, steps) if steps else iter(())
-        per_step, limit = scan.length.per_step, scan.length.limit
-        for t in range(steps):
+        steps, per_step, limit = scan.num_steps(self._n), scan.length.per_step, scan.length.limit
+        steps = steps if limit is None else min(steps, math.ceil(Tensor.item(limit)))
+        batches = self._batches(desk, scan, steps)
+        for _ in range(steps):
             group = tuple(next(batches) for _ in range(per_step))
             out = scan.once(scan.step, carry, group if per_step > 1 else group[0], *scan.consts)
-            carry = scan.finish(carry, out, scan.consts, None if limit is None else t < limit)
+            carry = scan.finish(carry, out, scan.consts, None)
         return carry
 
     def _batches(self, desk: Local, scan: Scan, steps: int) -> Iterator[Batch]:

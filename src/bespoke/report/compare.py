@@ -152,7 +152,9 @@ def _by_condition(groups: Groups, label: str, chosen: Chosen, higher: bool) -> d
     for seed, run in groups[label].items():
         kinds = run.evaluations.by_kind(chosen[seed][1])
         if not kinds:
-            raise UserError(f"{run.folder.path} names no conditions of its clients; compare it without --by")
+            raise UserError(
+                f"{run.folder.path} names no conditions of its clients; compare it without --by (by= in Python)"
+            )
         found.append({name: aggregate(scores, higher) for name, scores in kinds.items()})
     return {
         name: ConditionRow(

@@ -81,7 +81,9 @@ def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
         if run.evaluations.views:
             by_method.setdefault(run.algorithm, []).append(run)
         else:
-            warnings.append(f"{folder.path} is left out: it holds no evaluation yet (finish it with --resume)")
+            warnings.append(
+                f"{folder.path} is left out: it holds no evaluation; finish it with --resume (resume=True in Python)"
+            )
     if not by_method:
         raise UserError("; ".join(warnings))
     groups: Groups = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,6 +41,23 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def html_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    bold: Collection[tuple[int, int]] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """Return rows of cells as an HTML table for a notebook; the cells at (row, column) in `bold` are bold."""
+    lines = [f"<p><b>{html.escape(title)}</b></p>"] if title else []
+    lines += ["<table>", f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in header)}</tr>"]
+    for i, row in enumerate(rows):
+        cells = [f"<b>{html.escape(cell)}</b>" if (i, j) in bold else html.escape(cell) for j, cell in enumerate(row)]
+        lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return "\n".join([*lines, "</table>", *(f"<p>{html.escape(note)}</p>" for note in notes)])
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         return self.text().rstrip()
+
+    def _repr_html_(self) -> str:
+        header, rows = self.cells()
+        return html_table(header, rows, title=visible(self.title), bold=self._best(), notes=self._notes())
 
     @property
     def caption(self) -> str:

@@ -1,8 +1,9 @@
 """From an experiment, or from your own data and model, to a run: what to build, and on which device."""
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, cast
@@ -29,6 +30,7 @@ from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
 from bespoke.models.text import check_tokens
 from bespoke.registry import closest
+from bespoke.runs import progress
 from bespoke.runs.costs import check_costs
 from bespoke.runs.execution import Options, execute
 from bespoke.runs.experiment import Experiment, load
@@ -52,6 +54,7 @@ _DEFAULTS: Options = {
     "checkpoint_every": None,
     "stop": lambda: False,
     "about": {},
+    "progress": None,
 }
 
 
@@ -85,7 +88,7 @@ def _is_number(value: Any, whole: bool = False) -> bool:
 def _check_options(call: str, chosen: Options) -> None:
     """Refuse an option that is not of its kind."""
     every, stop, calls, about = chosen["checkpoint_every"], chosen["stop"], chosen["callbacks"], chosen["about"]
-    number = chosen["processes"]
+    number, seen = chosen["processes"], chosen["progress"]
     several = number == "auto" or (isinstance(number, int) and _is_number(number) and number >= 1)
     _check_kinds(
         call,
@@ -98,6 +101,7 @@ def _check_options(call: str, chosen: Options) -> None:
         stop=(stop, "a function without arguments", callable(stop)),
         callbacks=(calls, "a list of functions", isinstance(calls, Sequence) and all(map(callable, calls))),
         about=(about, "a dict", isinstance(about, dict)),
+        progress=(seen, "True, False or None", seen is None or isinstance(seen, bool)),
     )
 
 
@@ -232,12 +236,12 @@ def _fitting(pool: FederatedData, objective: Objective) -> FederatedData:
     if objective.classes and not pool.num_classes:
         raise UserError(
             f"the objective {objective.name!r} needs class numbers, and the data has other targets: give whole "
-            "numbers 0, 1, ..., or set [objective] name, for example to regression"
+            "numbers 0, 1, ..., or choose another objective, such as regression"
         )
     if objective.classes and bool((pool.y == pool.y[:1]).all()):
         raise UserError(
-            "the data has one class: nothing to learn for a classifier; give rows of several classes, or set "
-            "[objective] name, for example to regression"
+            "the data has one class: nothing to learn for a classifier; give rows of several classes, or choose "
+            "another objective, such as regression"
         )
     if not objective.classes and pool.contract is not None and pool.contract.classes:
         values = pool.contract.class_values()
@@ -262,12 +266,10 @@ def run(
 ) -> Run:
     """Run an experiment, given as an object, a file or a shipped name, and return its records and models.
 
-    ``out`` is the run's folder; without one, the records live as long as the returned object. The other arguments
-    are those of :class:`Options`, such as ``device="cpu"`` or ``resume=True``. A module that the experiment names,
-    as in ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so.
-
-    Under ``torchrun`` the clients are spread over its processes; the first one keeps the records and calls
-    ``callbacks``, and each returns the whole result.
+    ``out`` is the run's folder; without one, the records live as long as the returned object. The other arguments are
+    those of :class:`Options`, such as ``device="cpu"`` or ``resume=True``. A module that the experiment names, as in
+    ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so. Under ``torchrun`` the
+    clients are spread over its processes; the first keeps the records and calls ``callbacks``, and each returns all.
     """
     _check_arguments("run", options, _DEFAULTS)
     chosen = _DEFAULTS | options
@@ -308,7 +310,7 @@ def data_of(experiment: Experiment) -> tuple[FederatedData, dict[str, Any]]:
 def federate(
     clients: Mapping[str, Any] | Sequence[Any],
     model: nn.Module | Callable[[], nn.Module],
-    head: str,
+    head: str | None = None,
     algorithm: Algorithm | str = "fedavg",
     *,
     objective: Objective | str = "classification",
@@ -322,21 +324,25 @@ def federate(
     out: str | Path | None = None,
     evaluate_every: int = 0,
     patience: int = 0,
+    training: Training | None = None,
+    evaluation: Evaluation | None = None,
     **settings: Any,
 ) -> Run:
     """Train a personal model for each of your own clients.
 
-    ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets;
-    ``model`` any module whose sub-module ``head`` maps features to outputs; its weights are the common
-    start. It may also be a function without arguments, or a class, that makes the module: then ``seed`` decides the
-    weights, and a saved model can name it. ``objective`` is a name, such as ``classification`` or ``regression``, or
-    your own :class:`Objective`, and ``metrics`` replace those it records, the first as the headline: names, or a dict
-    of :class:`Metric`. ``num_classes`` defaults to the largest label plus one. ``transform`` is what is done to
-    examples at every access: a function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several.
+    ``clients`` is a list (or a dict by name) of ``(x, y)``, ``(x, y, x_test, y_test)`` or torch Datasets; ``model`` any
+    module, with its weights as the common start, whose sub-module ``head`` maps features to outputs. By default that is
+    the last linear layer, where it is the only one with as many outputs. ``model`` may also be a function without
+    arguments, or a class, that makes the module: then ``seed`` decides the weights, and a saved model can name it.
+    ``objective`` is a name, such as ``classification`` or ``regression``, or your own :class:`Objective`, and
+    ``metrics`` replace those it records, the first as the headline: names, or a dict of :class:`Metric`.
+    ``num_classes`` defaults to the largest label plus one. ``transform`` is what is done to examples at every access:
+    a function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several.
+
     ``evaluate_every`` is the number of rounds between evaluations; ``patience`` stops the run after this many
-    evaluations without a better validation value. ``settings`` are keys of the ``[training]`` table
-    (``rounds=20, lr=0.1, ...``) and the :class:`Options` of
-    :func:`run`; ``out`` is as there.
+    evaluations without a better validation value; ``evaluation`` has the other settings of that table. ``settings``
+    are those of :class:`Training` (``rounds=20, lr=0.1, ...``), on top of ``training`` if that is given, and the
+    :class:`Options` of :func:`run`; ``out`` is as there.
     """
     processes.join()
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
@@ -351,6 +357,9 @@ def federate(
         validation=(validation, "a share of the rows", _is_number(validation)),
         new_clients=(new_clients, "a whole number", _is_number(new_clients, whole=True)),
         num_classes=(num_classes, "a whole number", num_classes is None or _is_number(num_classes, whole=True)),
+        head=(head, "the name of a layer", head is None or isinstance(head, str)),
+        training=(training, "a bespoke.Training", training is None or isinstance(training, Training)),
+        evaluation=(evaluation, "a bespoke.Evaluation", evaluation is None or isinstance(evaluation, Evaluation)),
     )
     if isinstance(objective, str):
         objective = OBJECTIVES.find(objective, "federate(objective=...)")
@@ -359,11 +368,12 @@ def federate(
     objective = objective.measured_by(metrics)
     if num_classes is not None and not objective.classes:
         raise UserError(f"num_classes means nothing to the objective {objective.name!r}: leave it out")
+    when = evaluation or Evaluation()
     experiment = Experiment(
         data=DataSettings(validation=validation),
         algorithm=algorithm,
-        training=Training(**settings),
-        evaluation=Evaluation(every=evaluate_every, patience=patience),
+        training=replace(training or Training(), **settings),
+        evaluation=replace(when, every=evaluate_every or when.every, patience=patience or when.patience),
         seed=seed,
     )
     pool = from_arrays(
@@ -381,7 +391,11 @@ def federate(
     where, dtype = pick_device(chosen["device"]), torch.get_default_dtype()
     own = pick_precision(chosen["precision"], where, dtype)
     outputs = objective.num_outputs(pool.y, pool.num_classes)
-    task = Task(_checked_maker(make), head, outputs, where, dtype, own, objective, key)
+    checked = _checked_maker(make)
+    if head is None:
+        head, note = _found_head(checked, outputs)
+        pool = replace(pool, notes=(*pool.notes, note))
+    task = Task(checked, head, outputs, where, dtype, own, objective, key)
     params = task.init(key)
     experiment = replace(
         experiment,
@@ -415,6 +429,20 @@ def _checked_maker(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return made
 
 
+def _found_head(make: Callable[[], nn.Module], outputs: int) -> tuple[str, str]:
+    """Return the name of a module's last linear layer and a note about it; refuse one that may not be the head."""
+    with torch.random.fork_rng(devices=[]):
+        layers = [(name, layer) for name, layer in make().named_modules() if name and isinstance(layer, nn.Linear)]
+    fitting = [name for name, layer in layers if layer.out_features == outputs]
+    if len(fitting) != 1 or fitting[0] != layers[-1][0]:
+        sizes = ", ".join(f"{name!r} with {layer.out_features}" for name, layer in layers)
+        raise UserError(
+            f"which layer is the head is not clear: of the linear layers ({sizes or 'there are none'}) the last one "
+            f"alone should have {outputs} outputs; name the layer that maps features to outputs, as in head='fc'"
+        )
+    return fitting[0], f"the head is {fitting[0]!r}, the model's last linear layer; head= names another"
+
+
 def _own_name(model: nn.Module | Callable[[], nn.Module], head: str, params: Tree, constants: Tree) -> str:
     """Return the name of a user's model in the record: its class, or what makes it, and a hash of its first weights."""
     if isinstance(model, nn.Module):
@@ -432,7 +460,16 @@ def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = Non
         federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
         return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
-    return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
+    with _followed(experiment, chosen):
+        return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
+
+
+@contextlib.contextmanager
+def _followed(experiment: Experiment, chosen: Options) -> Iterator[None]:
+    """Show the run's progress while the context lasts, with a callback that comes before the user's."""
+    with progress.shown(experiment, chosen["progress"] if processes.first() else False) as callback:
+        chosen["callbacks"] = [callback, *chosen["callbacks"]]
+        yield
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

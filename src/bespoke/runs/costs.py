@@ -12,11 +12,11 @@ _PER_ROW = 32  # bytes at least, to lay out one row of one minibatch
 
 def check_costs(experiment: Experiment, pool: FederatedData, clients: Simulated) -> None:
     """Refuse a run whose minibatches or whose clients' states do not fit into memory."""
-    _check_passes(experiment, max(pool.train.sizes))
+    check_passes(experiment, max(pool.train.sizes))
     _check_states(experiment, pool.num_clients, clients)
 
 
-def _check_passes(experiment: Experiment, rows: int) -> None:
+def check_passes(experiment: Experiment, rows: int) -> None:
     """Refuse a pass that is too long: its minibatches are laid out before its first step.
 
     Every setting named ``...epochs`` counts passes over a client's rows, every ``...steps`` minibatches.

@@ -20,7 +20,7 @@ from bespoke.files import write_atomic
 from bespoke.records import FEDERATION, RunFolder
 from bespoke.runs import identity
 from bespoke.runs.api import Built, assemble, built, data_of, objective_of
-from bespoke.runs.checkpoint import layout
+from bespoke.runs.checkpoint import Checkpoint, layout
 from bespoke.runs.execution import conclude, environment_of, label_of, newest, said
 from bespoke.runs.experiment import Experiment, changed, load
 from bespoke.runs.federation import Federation
@@ -54,12 +54,7 @@ def reopened(
     processes.join()
     if processes.world() > 1:
         raise UserError("one process opens a run's folder: start without torchrun")
-    run = RunFolder(folder)
-    if not run.holds_run():
-        raise UserError(f"{run.path} holds no run (there is no config.toml): give the folder of a run")
-    if (run.path / EVALUATION).exists():
-        raise UserError(f"{run.path} holds an evaluation, which has no models of its own: give the folder of its run")
-    check_idle(run.path)
+    run = trained_folder(folder)
     experiment, notes = _stored(run)
     parts = built(experiment, device, precision)
     told = identity.described(parts.pool, parts.params if experiment.model.start else None)
@@ -67,37 +62,61 @@ def reopened(
     federation = assemble(experiment, parts, backend, states)
     clients = federation.clients
     assert isinstance(clients, Simulated)  # in one process
-    found, skipped = newest(run, federation, federation.start(), label_of(run) or experiment.hash())
-    if found is None:
-        why = f" ({skipped[0]})" if skipped else ""
-        raise UserError(f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with --resume")
+    found, skipped = last_checkpoint(run, experiment, federation)
     clients.store.open(run.path / CHECKPOINTS, found.states, read_only=True)
     federation.bound.recent = dict(found.recent)
     notes += skipped
+    return Run(experiment, run, federation, found.server, parts.pool, notes + clients.notes, found.round)
+
+
+def trained_folder(path: str | Path) -> RunFolder:
+    """Return the folder of a run that is not going on; refuse anything else."""
+    run = RunFolder(path)
+    if not run.holds_run():
+        raise UserError(f"{run.path} holds no run (there is no config.toml): give the folder of a run")
+    if (run.path / EVALUATION).exists():
+        raise UserError(f"{run.path} holds an evaluation, which has no models of its own: give the folder of its run")
+    check_idle(run.path)
+    return run
+
+
+def last_checkpoint(run: RunFolder, experiment: Experiment, federation: Federation) -> tuple[Checkpoint, list[str]]:
+    """Return the newest intact checkpoint of a run, and notes about it; refuse a run without one."""
+    found, notes = newest(run, federation, federation.start(), label_of(run) or experiment.hash())
+    if found is None:
+        why = f" ({notes[0]})" if notes else ""
+        raise UserError(
+            f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with --resume (resume=True in "
+            "Python)"
+        )
     recorded = run.rounds()[-1]["round"]
     if recorded > found.round:
         notes.append(f"the records go on to round {recorded}, and the models are those of round {found.round}")
-    return Run(experiment, run, federation, found.server, parts.pool, notes + clients.notes, found.round)
+    return found, notes
 
 
 def _stored(run: RunFolder) -> tuple[Experiment, list[str]]:
     """Return the experiment of a run's folder, and notes about what could not be verified of it."""
-    path = run.path / "config.toml"
-    experiment = replace(load(path)[0], folder=said(run, "paths_from"))
+    experiment = replace(load(run.path / "config.toml")[0], folder=said(run, "paths_from"))
     if experiment.data.name == "arrays" or experiment.model.name.startswith("own:"):
         raise UserError(
             f"{run.path} was given its data and model in Python, and does not hold them: use the object that "
-            "bespoke.federate returned"
+            "bespoke.federate returned, or bespoke.open_run"
         )
+    return experiment, unverified(run, experiment)
+
+
+def unverified(run: RunFolder, experiment: Experiment) -> list[str]:
+    """Refuse settings of a run that are not those it began with; return a note where that cannot be known."""
     label, version = label_of(run), said(run, "bespoke")
     if label in ("", experiment.hash()):
-        return experiment, []
+        return []
     if version == __version__:
         raise UserError(
-            f"{path} is not as the run wrote it (its settings have the hash {experiment.hash()}, the run began with "
-            f"{label}): restore it"
+            f"{run.path / 'config.toml'} is not as the run wrote it (its settings have the hash {experiment.hash()}, "
+            f"the run began with {label}): restore it"
         )
-    return experiment, [f"{run.path} is of version {version}: whether its settings were changed is not known"]
+    return [f"{run.path} is of version {version}: whether its settings were changed is not known"]
 
 
 # --- evaluating again ----------------------------------------------------------------------------------------------
@@ -115,6 +134,8 @@ def evaluate(run: Run | str | Path, overrides: Sequence[str] = (), out: str | Pa
     if isinstance(run, Run) and where:
         raise UserError(f"evaluate({next(iter(where))}=...) is for a folder: a run is evaluated where it is")
     run = run if isinstance(run, Run) else reopened(run, **where)
+    if not len(run.pool.x):
+        raise UserError("this run was opened without its data: give evaluate(...) its folder")
     experiment = _changed(run.experiment, overrides)
     if out is not None and RunFolder(out).holds_run():
         raise UserError(f"{out} already holds a run or an evaluation: {ELSEWHERE}")
@@ -123,7 +144,7 @@ def evaluate(run: Run | str | Path, overrides: Sequence[str] = (), out: str | Pa
     if local and not (parts.pool.total_clients > parts.pool.num_clients and experiment.evaluation.clients != "train"):
         raise UserError(
             '[evaluation] when = "local" is about what participants have just trained, which a run does not keep: add '
-            "--set evaluation.when=aggregated"
+            "the setting evaluation.when=aggregated"
         )
     if number < run.experiment.training.rounds:
         notes.append(f"the run has done {number} of {run.experiment.training.rounds} rounds")
@@ -176,7 +197,7 @@ def _changed(old: Experiment, overrides: Sequence[str]) -> Experiment:
     """Return the experiment with settings changed; refuse those that a trained model cannot change."""
     for text in overrides:
         if text.partition("=")[0].strip() == "algorithm.name":
-            raise UserError(f"--set {shown(text)}: an evaluation keeps the method that was trained")
+            raise UserError(f"the setting {shown(text)}: an evaluation keeps the method that was trained")
     new = changed(old, overrides)
     free = {"data", "evaluation", "algorithm"}
     for name in _differing(old, new):

@@ -21,11 +21,11 @@ from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import CLIENTS, FEDERATION, RESUME, ROUNDS, RunFolder
 from bespoke.report.summary import often_refused, trouble
-from bespoke.runs import identity
+from bespoke.runs import beginnings, identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
 from bespoke.runs.experiment import Experiment, from_tables
 from bespoke.runs.federation import Federation
-from bespoke.runs.folder import CHECKPOINTS, ELSEWHERE, remove_temporaries, taken
+from bespoke.runs.folder import CHECKPOINTS, ELSEWHERE, TemporaryFolder, remove_temporaries, taken
 from bespoke.runs.recording import Event, recorded
 from bespoke.runs.results import Run
 
@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
     checkpoint_every: int | None  # rounds; None: 10, or more where that would take more than a tenth of the time
+    progress: bool | None  # a bar in a terminal or notebook; True: elsewhere lines on stderr; False: nothing
     stop: Callable[[], bool]  # called after every round; True stops the run there
     about: dict[str, Any]  # added to environment.json
 
@@ -57,19 +58,13 @@ def execute(
 
     ``described`` is added to the description of the data in ``federation.json``.
     """
-    told = identity.described(pool, federation.params if experiment.model.start else None)
-    data = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    device, precision = federation.task.device.type, federation.task.precision
-    processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
+    told = _agreed(experiment, federation, pool)
     with taken(out, chosen["resume"]) as (folder, notes):
         start = _opened(experiment, federation, told, folder)
         store, notes, pace = federation.clients.store, [*notes, *start.notes], _Pace(chosen["checkpoint_every"])
         environment = environment_of(experiment, federation, start.label) | chosen["about"]
-        if processes.first():
-            if not (folder.path / FEDERATION).exists():
-                folder.write_json(FEDERATION, told | described)
-            folder.write_json("environment.json", environment | {"notes": notes + federation.clients.notes})
-        processes.wait()
+        noted = environment | {"notes": notes + federation.clients.notes}
+        _describe(folder, experiment, federation, pool, told | described, noted, start.label)
 
         def checkpoint(round: int, server: Tree) -> None:
             files = store.flush()
@@ -95,6 +90,37 @@ def execute(
     return done
 
 
+def _agreed(experiment: Experiment, federation: Federation, pool: FederatedData) -> dict[str, Any]:
+    """Return the description of the data, after all processes have found the same, and run the same with it."""
+    told = identity.described(pool, federation.params if experiment.model.start else None)
+    data = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    device, precision = federation.task.device.type, federation.task.precision
+    processes.same(f"experiment {experiment.hash()} on data {data} on {device} in {precision}")
+    return told
+
+
+def _describe(
+    folder: RunFolder,
+    experiment: Experiment,
+    federation: Federation,
+    pool: FederatedData,
+    told: dict[str, Any],
+    environment: dict[str, Any],
+    label: str,
+) -> None:
+    """Write whose data a run has and, unless its folder is temporary, what it began with, both once; and where it is.
+
+    The first process writes, the others wait.
+    """
+    if processes.first():
+        if not (folder.path / FEDERATION).exists():
+            folder.write_json(FEDERATION, told)
+        if not isinstance(folder, TemporaryFolder):
+            beginnings.write_once(folder, experiment, federation.task, federation.params, pool, label)
+        folder.write_json("environment.json", environment)
+    processes.wait()
+
+
 def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     """Write what a run's folder holds at its end; say so if it stopped because its launcher has ended."""
     if processes.first():
@@ -108,7 +134,7 @@ def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     if processes.any_of(processes.orphaned()) and rounds < done.experiment.training.rounds:
         raise UserError(
             "the program that started the processes of this run has ended, so they stopped after round "
-            f"{rounds}, with all saved: continue with --resume"
+            f"{rounds}, with all saved: continue with --resume (resume=True in Python)"
         )
 
 

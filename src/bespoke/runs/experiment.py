@@ -98,7 +98,7 @@ class Experiment:
         if self.evaluation.patience and not (self.data.validation and self.evaluation.every):
             raise UserError(
                 "[evaluation] patience stops early on validation accuracy: set [data] validation and "
-                "[evaluation] every as well"
+                "[evaluation] every as well (validation= and evaluate_every= of federate)"
             )
         if self.evaluation.patience and self.evaluation.clients == "new":
             raise UserError('[evaluation] patience judges the training population: set [evaluation] clients = "all"')
@@ -240,7 +240,7 @@ def changed(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
     tables = experiment.tables()
     for override in overrides:
         _override(tables, override, experiment.method)
-    return dataclasses.replace(from_tables(tables, "--set", experiment.method), folder=experiment.folder)
+    return dataclasses.replace(from_tables(tables, "the changed settings", experiment.method), folder=experiment.folder)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -263,16 +263,16 @@ def _preset(path: Path, algorithm: str, tables: dict[str, Any]) -> dict[str, Any
 
 def _override(tables: dict[str, Any], text: str, method: Algorithm | None = None) -> None:
     """Change one of the tables; ``method`` is used for a name that is not listed."""
-    where = f"--set {shown(text, 100)}"
+    where = f"the setting {shown(text, 100)}"
     name, _, value = (part.strip() for part in text.partition("="))
     table, _, key = name.partition(".")
     if not value or "." in key:
-        raise UserError(f"{where}: write TABLE.KEY=VALUE, for example --set training.lr=0.1")
+        raise UserError(f"{where}: write TABLE.KEY=VALUE, for example training.lr=0.1")
     if name == "seed":
         tables["seed"] = _seed(_value(value, where), where)
         return
     if name == "algorithm.name":
-        raise UserError(f"{where}: choose the method with --algorithm {value}")
+        raise UserError(f"{where}: choose the method with --algorithm {value} (algorithm= in Python)")
     if not key:
         owners = tables_with(table)
         hint = f" (did you mean {owners[0]}.{table}?)" if owners else ""
@@ -289,6 +289,22 @@ def _override(tables: dict[str, Any], text: str, method: Algorithm | None = None
         parsed = value  # digits may be a string
     read_fields({key: parsed}, kind, f"{where}: [{table}]")
     tables[table] = before | {key: parsed}
+
+
+def defaults_of(table: str) -> Any:
+    """Return the settings of an experiment's table, or of a method, with their default values."""
+    if table in _TABLES:
+        return _TABLES[table]()
+    if table not in ALGORITHMS and table not in ALGORITHMS.offered():
+        known = [*_TABLES, *ALGORITHMS]
+        hint = closest(table, known) or " (give a method's name for its own settings)" * (table == "algorithm")
+        raise UserError(f"there is no table of settings {shown(table)}{hint}; there are {', '.join(known)}")
+    return ALGORITHMS.find(table, "the method")()
+
+
+def table_names() -> list[str]:
+    """Return the names of an experiment's tables that are the same for all methods."""
+    return list(_TABLES)
 
 
 def tables_with(key: str) -> list[str]:
@@ -416,20 +432,21 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 def to_toml(tables: dict[str, Any]) -> str:
     """Write plain values and one level of tables as TOML text."""
-    lines = [f"{k} = {_literal(v)}" for k, v in tables.items() if not isinstance(v, dict)]
+    lines = [f"{k} = {literal(v)}" for k, v in tables.items() if not isinstance(v, dict)]
     for name, table in tables.items():
         if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
+            lines += ["", f"[{name}]", *(f"{k} = {literal(v)}" for k, v in table.items())]
     return "\n".join(lines) + "\n"
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Write a plain value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(v) for v in value) + "]"
+        return "[" + ", ".join(literal(v) for v in value) + "]"
     return repr(value)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bespoke.clients import processes
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
-from bespoke.records import CLIENTS, COLUMNS, FEDERATION, ROUNDS, RunFolder
+from bespoke.records import CLIENTS, COLUMNS, FEDERATION, ROUNDS, START, RunFolder
 from bespoke.runs import checkpoint
 from bespoke.runs.lock import LOCK, FolderLock
 
@@ -19,7 +19,7 @@ ELSEWHERE = "choose another folder with --out (out= in Python)"
 CHECKPOINTS = "checkpoints"  # in a run's folder
 EVALUATION = "evaluation.json"  # in the folder of an evaluation: of which run, and how
 
-_DESCRIPTIONS = (FEDERATION, EVALUATION, "environment.json", "summary.json")
+_DESCRIPTIONS = (FEDERATION, START, EVALUATION, "environment.json", "summary.json")
 _RECORDS = (*COLUMNS, *_DESCRIPTIONS, CHECKPOINTS)
 _EXPORTS = [Path(name).with_suffix(".parquet").name for name in (ROUNDS, CLIENTS)]
 _WHOLE = {"config.toml", *_DESCRIPTIONS, *_EXPORTS}  # what a run writes at once, beside checkpoints
@@ -65,7 +65,7 @@ def _undo(folder: RunFolder) -> None:
     if (folder.path / ROUNDS).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir())):
         return
     with contextlib.suppress(OSError):
-        for name in ("environment.json", FEDERATION):
+        for name in ("environment.json", FEDERATION, START):
             (folder.path / name).unlink(missing_ok=True)
         if checkpoints.is_dir():
             checkpoints.rmdir()

@@ -26,10 +26,10 @@ from bespoke.runs.folder import ELSEWHERE
 PIECE = 2**22  # bytes of rows gathered at once
 THREADS = 8  # that hash
 
-_SIZES = ("train", "val", "test")
+SIZES = ("train", "val", "test")
 _LISTS: dict[str, Sound] = {  # with an entry for each client
     "names": is_list_of(is_text),
-    **dict.fromkeys(_SIZES, is_list_of(is_count)),
+    **dict.fromkeys(SIZES, is_list_of(is_count)),
     "content": is_list_of(is_text),
 }
 
@@ -66,7 +66,7 @@ def content_hashes(pool: FederatedData) -> list[str]:
     Some threads share the clients. Each gathers rows in pieces of 4 MiB, so memory stays bounded whatever the clients'
     sizes.
     """
-    splits = [getattr(pool, name) for name in _SIZES]
+    splits = [getattr(pool, name) for name in SIZES]
     counts = np.array([rows.sizes for rows in splits], dtype=np.int64)  # (3, clients)
     owner = np.concatenate([np.repeat(np.arange(pool.total_clients), sizes) for sizes in counts])
     order = torch.cat([rows.index for rows in splits])[torch.from_numpy(np.argsort(owner, kind="stable"))]
@@ -115,14 +115,14 @@ def compare(folder: RunFolder, here: dict[str, Any], instead: str = ELSEWHERE) -
 
     ``here`` is from :func:`described`; ``instead`` ends a refusal's sentence: what to do without the same data.
     """
-    told = _read(folder)
+    told = read(folder)
     if told is None and not (folder.path / ROUNDS).exists():
         return []  # it ended before it wrote any
     if told is None:
         return [
             f"{folder.path / FEDERATION} is missing, so the data could not be compared with those the run began with"
         ]
-    keys = ("names", *_SIZES, "content" if "content" in told else "names")
+    keys = ("names", *SIZES, "content" if "content" in told else "names")
     there, mine = (zip(*(one[key] for key in keys), strict=True) for one in (told, here))
     for old, new in itertools.zip_longest(there, mine):
         if old != new:
@@ -158,7 +158,7 @@ def _how(old: Any, new: Any, there: Sequence[str], here: Sequence[str]) -> str:
     return f"client {name!r} has other rows"
 
 
-def _read(folder: RunFolder) -> dict[str, Any] | None:
+def read(folder: RunFolder) -> dict[str, Any] | None:
     """Return the stored description, None if there is none; refuse one that is damaged."""
     path = folder.path / FEDERATION
     if not path.exists() and not path.is_symlink():

@@ -8,8 +8,8 @@ it, or an object that the caller has to give again.
 import contextlib
 import copy
 import dataclasses
+import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -27,6 +27,7 @@ from bespoke.clients import states
 from bespoke.core import memory, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Transform
+from bespoke.core.inputs import InputContract
 from bespoke.core.objective import METRICS, OBJECTIVES, Objective
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -42,13 +43,12 @@ from bespoke.registry import Registry, import_object, is_path
 from bespoke.runs.experiment import Experiment, name_of, read_algorithm, read_fields
 
 FORMAT = 1
-_ENTRY = "bespoke"  # of the file's metadata
+_ENTRY, _SUM = "bespoke", "sha256"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
-_MOST_NUMBERS = 10**9  # of one example
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
 _OWN_STEPS: dict[str, Callable[..., Step]] = {"Normalise": Normalise, "Flip": Flip, "Crop": Crop}
-_SEEN = ("degrade", "jitter_order", "noise_at")  # settings of [data] that change how an image looks in evaluation
-_DTYPES = {"uint8": torch.uint8, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+_SEEN = ("degrade", "augment", "jitter_order", "noise_at")  # settings of [data] that change how an image looks
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 Card = dict[str, Any]
 Origin = dict[str, Any]  # {"name", "settings"}: bespoke's own; {"path", "settings"}: code; {"object"}: to be given
@@ -118,11 +118,40 @@ def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
     return {"path": path} if path else {"object": getattr(pool.transform, "__qualname__", "the transform")}
 
 
+def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
+    """Return what the files of a run say alike of its model, method, objective and inputs."""
+    return {
+        "model": model_origin(experiment, task),
+        "method": method_origin(experiment),
+        "objective": objective_origin(experiment, task.objective),
+        "transform": transform_origin(pool, experiment.data),
+        "head": task.head_name,
+        "outputs": task.num_outputs,
+        "dtype": str(task.dtype).removeprefix("torch."),
+        "parameters": {name: list(shape) for name, shape in task.shapes.items()},
+        "inputs": dataclasses.asdict(pool.inputs),
+        "holds": experiment.method.holds,
+    }
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def write(path: str | Path, card: Card, personal: Tree, constants: Tree, inputs: Tree, owner: str) -> None:
-    """Write a model's file whole; refuse to overwrite a file that is no model."""
+def write(
+    path: str | Path,
+    card: Card,
+    personal: Tree,
+    constants: Tree,
+    inputs: Tree,
+    owner: str,
+    *,
+    entry: str = _ENTRY,
+    then: str = "",
+) -> None:
+    """Write a model's file whole; refuse to overwrite a file that is no model.
+
+    ``entry`` names its description in the metadata, ``then`` says how to go on after a failure.
+    """
     path, order = Path(path), list(tree.flatten(personal))  # the first view is the headline; files have no order
     told = json.dumps({"format": FORMAT, **card, "tensors": order}, allow_nan=False)
     if os.path.lexists(path) and (path.is_symlink() or not is_model(path)):
@@ -138,7 +167,16 @@ def write(path: str | Path, card: Card, personal: Tree, constants: Tree, inputs:
     parts = {CONSTANTS[:-1]: constants, INPUTS[:-1]: inputs}
     held = tree.flatten({name: part for name, part in parts.items() if part} | personal)
     flat = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in held.items()}
-    write_atomic(path, safetensors.torch.save(flat, {states.OWNER: owner, _ENTRY: told}))
+    said = {states.OWNER: owner, entry: told, _SUM: _checksum(told, flat)}
+    write_atomic(path, safetensors.torch.save(flat, said), then)
+
+
+def _checksum(told: str, flat: Mapping[str, Tensor]) -> str:
+    """Return a hash of a file's description and tensors."""
+    digest = hashlib.sha256(told.encode())
+    for name, leaf in sorted(flat.items()):
+        digest.update(name.encode() + leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def is_model(path: Path) -> bool:
@@ -153,19 +191,23 @@ def is_model(path: Path) -> bool:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path) -> tuple[Card, Tree, Tree, Tree]:
+def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]:
     """Return what a file says of its model, the personal tree, the model's constants and those of the transform."""
+    what = "personal model: give a file that model.save has written" if entry == _ENTRY else "beginning of a run"
     try:
         with safetensors.safe_open(path, "pt") as file:
-            told = (file.metadata() or {}).get(_ENTRY)
+            said = file.metadata() or {}
+            told = said.get(entry)
             if told is None:
-                raise UserError(f"{path} is no personal model: give a file that model.save has written")
+                raise UserError(f"{path} is no {what}")
             card = _card(told, f"{path}")
             held = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a sound .safetensors file: {reason(error)}; copy it again") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or reason(error)}") from None
+    if _SUM in said and said[_SUM] != _checksum(told, held):
+        raise UserError(f"{path} is damaged: its checksum does not match; copy it again")
     for name, leaf in held.items():
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             raise UserError(f"{path}: {name!r} holds NaN or infinity: the file is damaged, or its training failed")
@@ -185,11 +227,12 @@ def read(path: str | Path) -> tuple[Card, Tree, Tree, Tree]:
     return card, tree.unflatten({name: parts[""][name] for name in card["tensors"]}), parts[CONSTANTS], parts[INPUTS]
 
 
-def _is_sizes(value: Any, least: int) -> bool:
-    return isinstance(value, list) and all(type(size) is int and least <= size < 2**40 for size in value)
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
 
 
-def _is_texts(value: Any) -> bool:
+def is_texts(value: Any) -> bool:
+    """Return whether a value read from JSON is a list of texts."""
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
@@ -208,12 +251,9 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "head": lambda value: isinstance(value, str),
     "outputs": lambda value: type(value) is int and 0 < value < 2**31,
     "dtype": lambda value: value in ("float32", "float64"),
-    "tensors": _is_texts,
-    "parameters": lambda value: isinstance(value, dict) and all(_is_sizes(shape, 0) for shape in value.values()),
-    "shape": lambda value: _is_sizes(value, 1) and len(value) > 0,
-    "takes": lambda value: value in _DTYPES,
-    "feature_names": _is_texts,
-    "class_names": _is_texts,
+    "tensors": is_texts,
+    "parameters": lambda value: isinstance(value, dict) and all(_is_sizes(shape) for shape in value.values()),
+    "inputs": lambda value: isinstance(value, dict),  # read as a contract at once
     "holds": lambda value: isinstance(value, str),
     "about": lambda value: isinstance(value, dict),
 }
@@ -239,8 +279,10 @@ def _card(told: str, where: str) -> Card:
             raise UserError(f"{where} is damaged: its description has no {key!r}")
         if not right(card[key]):
             raise UserError(f"{where} is damaged: {key!r} in its description cannot be {shown(card[key])}")
-    if math.prod(card["shape"]) > _MOST_NUMBERS:
-        raise UserError(f"{where} is damaged: no example has the shape {shown(card['shape'])}")
+    try:
+        InputContract.from_dict(card["inputs"])
+    except UserError as error:
+        raise UserError(f"{where} is damaged: {error}") from None
     return card
 
 
@@ -252,7 +294,7 @@ def _imported(origin: Origin, what: str, argument: str, trust: bool, where: str)
     if not trust:
         raise UserError(
             f"{where}: its {what} is code of somebody's own, {origin['path']!r}, which loading would run: if you trust "
-            f"it, load it with trust_code=True, or give {argument}=..."
+            f"it, load it with trust_code=True (--trust-code), or give {argument}=..."
         )
     return import_object(origin["path"], where)
 
@@ -260,7 +302,7 @@ def _imported(origin: Origin, what: str, argument: str, trust: bool, where: str)
 def _wanted(origin: Origin, what: str, argument: str, where: str) -> UserError:
     return UserError(
         f"{where}: its {what} was an object of a program, {origin['object']!r}, which no file can hold: give it again, "
-        f"as in load_model(..., {argument}=...)"
+        f"as {argument}=..."
     )
 
 
@@ -274,7 +316,7 @@ def _by_name(registry: Registry[Any], origin: Origin, what: str, argument: str, 
     if not trust and origin["name"] in registry.offered():
         raise UserError(
             f"{where}: its {what} {origin['name']!r} is of an installed package, which loading would import: if you "
-            f"trust it, load it with trust_code=True, or give {argument}=..."
+            f"trust it, load it with trust_code=True (--trust-code), or give {argument}=..."
         )
     registry.find(origin["name"], where)  # a sentence if there is none
     return str(origin["name"])
@@ -285,7 +327,7 @@ def rebuilt_method(card: Card, given: Algorithm | None, trust: bool, where: str)
     origin = card["method"]
     if given is not None:
         if not isinstance(given, Algorithm):
-            raise UserError(f"load_model(algorithm=...) takes a method, such as FedAvg(), not {shown(given)}")
+            raise UserError(f"algorithm=... takes a method, such as FedAvg(), not {shown(given)}")
         return given
     name = _by_name(ALGORITHMS, origin, "method", "algorithm", trust, where)
     return read_algorithm({"name": name, **origin.get("settings", {})}, where)
@@ -297,10 +339,10 @@ def rebuilt_objective(card: Card, given: Objective | str | None, trust: bool, wh
     if isinstance(given, Objective):
         return given
     if given is not None:
-        return OBJECTIVES.find(given, "load_model(objective=...)")
+        return OBJECTIVES.find(given, "objective=...")
     name = _by_name(OBJECTIVES, origin, "objective", "objective", trust, where)
     metrics = origin.get("settings", {}).get("metrics", [])
-    if not _is_texts(metrics):
+    if not is_texts(metrics):
         raise UserError(f"{where} is damaged: the metrics in its description cannot be {shown(metrics)}")
     return OBJECTIVES[name].measured_by(metrics)
 
@@ -312,7 +354,7 @@ def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transf
     if given is not None:
         own = tuple(given) if isinstance(given, Sequence) else (given,)
         if not all(map(callable, own)):
-            raise UserError(f"load_model(transform=...) takes a function, not {shown(given)}")
+            raise UserError(f"transform=... takes a function, not {shown(given)}")
         return Steps(own, last) if "steps" in origin.get("settings", {}) else given
     if "object" in origin:
         raise _wanted(origin, "transform", "transform", where)
@@ -396,22 +438,20 @@ def _maker(card: Card, numbers: int, given: Any, trust: bool, where: str) -> Cal
     origin = card["model"]
     if given is not None:
         if not isinstance(given, nn.Module) and not callable(given):
-            raise UserError(
-                f"load_model(model=...) takes a torch module, or a function that makes one, not {shown(given)}"
-            )
+            raise UserError(f"model=... takes a torch module, or a function that makes one, not {shown(given)}")
         return (lambda: copy.deepcopy(given)) if isinstance(given, nn.Module) else given
     if "path" in origin and "settings" not in origin:  # a function without arguments, given to federate
         made: Callable[[], nn.Module] = _imported(origin, "model", "model", trust, where)
         return made
-    name = _by_name(MODELS, origin, "model", "model", trust, where)
+    name, shape = _by_name(MODELS, origin, "model", "model", trust, where), tuple(card["inputs"]["shape"])
     settings = ModelSettings(**read_fields({**origin.get("settings", {}), "name": name}, ModelSettings, where))
     if settings.vocabulary > numbers:
         raise UserError(f"{where} is damaged: it cannot hold {settings.vocabulary:,} word vectors")
     if name in MODELS.shipped:
         with torch.device("meta"):
-            module = build_module(settings, card["shape"], card["outputs"])
+            module = build_module(settings, shape, card["outputs"])
         count = sum(value.numel() for value in _tensors(module).values())
         if count > 2 * numbers + 2**24:
             raise UserError(f"{where} is damaged: it names a model of {count:,} numbers and holds {numbers:,}")
         memory.require(8 * count, f"the model of {where}", "load it on a larger machine")
-    return lambda: build_module(settings, card["shape"], card["outputs"])
+    return lambda: build_module(settings, shape, card["outputs"])

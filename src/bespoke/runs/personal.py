@@ -1,5 +1,6 @@
 """One client's own model: from a run or from a file, with all that prediction needs and nobody's rows."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,77 +14,49 @@ from torch import Tensor, nn
 from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import Transform
+from bespoke.core.inputs import InputContract
 from bespoke.core.objective import Objective, binary_cross_entropies
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.data.examples import as_labels, as_targets
 from bespoke.data.transforms import Step
 from bespoke.engine.rows import CHUNK, fetch
-from bespoke.errors import UserError, reason, shown
+from bespoke.errors import UserError, reason
 from bespoke.models.text import check_tokens
 from bespoke.report.metrics import Scores
 from bespoke.runs import exporting, model_files
-
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def ready(task: Task, x: Tensor, transform: Transform | None, extra: Tree, key: Tensor | None = None) -> Tensor:
     """Prepare raw examples x (B, ...) for a model: transformed, in its type, on its device."""
     rows = torch.arange(x.shape[0], device=task.device)  # len(x) would fix the number of rows of an exported graph
     key = rng.key(0, task.device) if key is None else key
-    return fetch(x.to(task.device), rows, rows, key, tree.to(extra, task.device), transform, task.dtype, train=False)[0]
+    x = x.to(task.device, task.dtype if x.is_floating_point() else x.dtype)  # as a pool's examples are
+    return fetch(x, rows, rows, key, tree.to(extra, task.device), transform, task.dtype, train=False)[0]
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The contract of a model's inputs: what an example is, and how it becomes what the model takes."""
+def encoded(contract: InputContract, x: Any) -> Tensor:
+    """Return examples x (n, ...), or a table of n rows, in a contract's form."""
+    return torch.from_numpy(np.require(contract.encode(x), requirements=["C", "W"]))
 
-    shape: tuple[int, ...]  # of one example
-    dtype: str  # uint8, int64 (tokens), or a floating type
-    transform: Transform | None = None
-    extra: Tree = field(default_factory=dict)  # the client's constants for the transform
-    names: tuple[str, ...] = ()  # of the features, where they have any
 
-    def checked(self, x: Any) -> Tensor:
-        """Return examples x (B, ...) as a tensor of the right type, or say in one sentence why they are none."""
-        x = self._numbers(x)
-        if tuple(x.shape) == self.shape:
-            raise UserError(f"x is one example of shape {self.shape}, not a batch: give x[None]")
-        if x.ndim != 1 + len(self.shape) or tuple(x.shape[1:]) != self.shape:
-            wanted = f"(rows, {', '.join(map(str, self.shape))})"
-            called = f", which are {', '.join(self.names)}" if self.names else ""
-            raise UserError(f"x has the shape {tuple(x.shape)}, but this model takes {wanted}{called}")
-        kind = str(x.dtype).removeprefix("torch.")
-        if self.dtype == "uint8" and x.dtype != torch.uint8:
-            raise UserError(f"x is {kind}, but this model takes uint8 and scales it itself: give the raw 8-bit numbers")
-        if self.dtype == "int64" and x.is_floating_point():
-            raise UserError(f"x is {kind}, but this model takes tokens: give whole numbers")
-        if self.dtype.startswith("float") and x.dtype == torch.uint8:
-            raise UserError(
-                f"x is uint8, but this model takes {self.dtype}: scale it as the rows were that it learned from"
-            )
-        if not x.is_floating_point():
-            return x.to(getattr(torch, self.dtype))
-        sound = (x.abs() <= _LARGEST).flatten(1).all(dim=1)
-        if not sound.all():
-            raise UserError(
-                f"row {int(sound.int().argmin())} of x holds NaN, infinity or a number beyond float32: fix or remove it"
-            )
-        return x
-
-    def _numbers(self, x: Any) -> Tensor:
-        columns = [str(name) for name in getattr(x, "columns", ())]
-        if columns and self.names:
-            if missing := [name for name in self.names if name not in columns]:
-                raise UserError(f"x has no column {missing[0]!r}: this model takes {', '.join(self.names)}")
-            x = x[list(self.names)]
-        try:
-            found = x.detach() if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"x is not an array of numbers: {reason(error)}") from None
-        if found.is_complex():
-            raise UserError("x holds complex numbers: give real ones")
-        return found
+def checked_targets(task: Task, contract: InputContract, y: Any) -> Tensor:
+    """Return targets (n,) or (n, T) as the objective takes them; names of classes become their numbers."""
+    objective, y = task.objective, y.detach().cpu() if isinstance(y, Tensor) else np.asarray(y)
+    if not objective.classes:
+        targets = torch.from_numpy(as_targets(y, "these rows")).to(task.device, task.dtype)
+        if targets[:1].numel() not in (0, task.num_outputs):
+            raise UserError(f"y has {targets[0].numel()} numbers per row, but this model has {task.num_outputs}")
+        if wrong := objective.complaint(targets):
+            raise UserError(f"y does not fit the objective {objective.name!r}: {wrong}")
+        return targets
+    if contract.classes and not isinstance(y, Tensor) and y.dtype.kind in "UOST":
+        y = contract.encode_labels(y)
+    labels = torch.from_numpy(as_labels(y, "these rows")).to(task.device)
+    if len(labels) and not 0 <= labels.min() <= labels.max() < task.num_outputs:
+        outside = labels[(labels < 0) | (labels >= task.num_outputs)][0]
+        raise UserError(f"y has the label {int(outside)}, outside 0..{task.num_outputs - 1}")
+    return labels
 
 
 @dataclass(frozen=True)
@@ -93,15 +66,18 @@ class PersonalModel:
     algorithm: Algorithm
     task: Task
     personal: Tree
-    inputs: Inputs
+    contract: InputContract  # of its inputs
     card: dict[str, Any]  # what a file says of it beside that: see ``about``
+    transform: Transform | None = None  # how examples become what the task takes
+    extra: Tree = field(default_factory=dict)  # the client's constants for the transform
 
     def __repr__(self) -> str:
         origin = self.card["method"]
         method = origin.get("name") or origin.get("path") or origin["object"]
-        shape = "x".join(map(str, self.inputs.shape))
-        return f"personal model of client {self.about.get('client')!r} by {method}: {shape} {self.inputs.dtype} -> " + (
-            f"{self.task.num_outputs} {'classes' if self.task.objective.classes else 'outputs'}"
+        shape = "x".join(map(str, self.contract.shape))
+        return (
+            f"personal model of client {self.about.get('client')!r} by {method}: {shape} {self.contract.dtype} -> "
+            + (f"{self.task.num_outputs} {'classes' if self.task.objective.classes else 'outputs'}")
         )
 
     @property
@@ -113,16 +89,15 @@ class PersonalModel:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The name of each class, where the data gave any."""
-        return tuple(self.card["class_names"])
+        return self.contract.classes
 
     # --- predictions ------------------------------------------------------------------------------------------------
 
     def logits(self, x: Any) -> Tensor:
         """Return outputs (B, O) for examples x (B, ...) in the form of the client's own data."""
-        x = self.inputs.checked(x)
-        check_tokens(self.task.constants(), x)
-        parts = list(self._parts(x))
-        return torch.cat(parts)
+        examples = encoded(self.contract, x)
+        check_tokens(self.task.constants(), examples)
+        return torch.cat(list(self._parts(examples)))
 
     def _parts(self, x: Tensor) -> Iterator[Tensor]:
         key = rng.key(0, self.task.device)
@@ -132,7 +107,7 @@ class PersonalModel:
 
     def _outputs(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Return outputs (B, O) of the first view, for examples that were checked."""
-        examples = ready(self.task, x, self.inputs.transform, self.inputs.extra, key)
+        examples = ready(self.task, x, self.transform, self.extra, key)
         out = self.algorithm.predict(self.task, self.personal, examples)
         first: Tensor = next(iter(out.values())) if isinstance(out, dict) else out
         return first
@@ -143,16 +118,20 @@ class PersonalModel:
 
     def predict_proba(self, x: Any) -> Tensor:
         """Return the probability of each class, or of each label, for examples x (B, ...): (B, O)."""
-        objective = self.task.objective
-        if objective.classes:
-            return self.logits(x).softmax(dim=-1)
-        if objective.row_losses is binary_cross_entropies:
-            return self.logits(x).sigmoid()
-        raise UserError(f"the objective {objective.name!r} has no probabilities: use predict")
+        found = self.probabilities(self.logits(x))
+        if found is None:
+            raise UserError(f"the objective {self.task.objective.name!r} has no probabilities: use predict")
+        return found
+
+    def probabilities(self, outputs: Tensor) -> Tensor | None:
+        """Return the probability of each class or label from outputs (B, O), or None where the objective has none."""
+        if self.task.objective.classes:
+            return outputs.softmax(dim=-1)
+        return outputs.sigmoid() if self.task.objective.row_losses is binary_cross_entropies else None
 
     def evaluate(self, x: Any, y: Any) -> dict[str, float]:
         """Return the objective's metrics, headline first, of examples x (B, ...) and targets y (B,) or (B, T)."""
-        outputs, targets = self.logits(x), self._targets(y)
+        outputs, targets = self.logits(x), checked_targets(self.task, self.contract, y)
         if len(outputs) != len(targets):
             raise UserError(f"there are {len(outputs)} rows in x and {len(targets)} in y: give equally many")
         if not len(outputs):
@@ -167,28 +146,11 @@ class PersonalModel:
         """Return the headline metric, such as the accuracy, of examples x (B, ...) and targets y (B,) or (B, T)."""
         return next(iter(self.evaluate(x, y).values()))
 
-    def _targets(self, y: Any) -> Tensor:
-        """Return targets as the objective takes them; names of classes become their numbers."""
-        objective, y = self.task.objective, y.detach().cpu() if isinstance(y, Tensor) else np.asarray(y)
-        if not objective.classes:
-            targets = torch.from_numpy(as_targets(y, "these rows")).to(self.task.device, self.task.dtype)
-            if targets[:1].numel() not in (0, self.task.num_outputs):
-                raise UserError(
-                    f"y has {targets[0].numel()} numbers per row, but this model has {self.task.num_outputs}"
-                )
-            if wrong := objective.complaint(targets):
-                raise UserError(f"y does not fit the objective {objective.name!r}: {wrong}")
-            return targets
-        if self.class_names and not isinstance(y, Tensor) and y.dtype.kind in "UOST":
-            place = {name: i for i, name in enumerate(self.class_names)}
-            if unknown := [label for label in y.tolist() if str(label) not in place]:
-                raise UserError(f"there is no class {shown(unknown[0])}: there are {', '.join(self.class_names)}")
-            y = np.array([place[str(label)] for label in y.tolist()], dtype=np.int64)
-        labels = torch.from_numpy(as_labels(y, "these rows")).to(self.task.device)
-        if len(labels) and not 0 <= labels.min() <= labels.max() < self.task.num_outputs:
-            outside = labels[(labels < 0) | (labels >= self.task.num_outputs)][0]
-            raise UserError(f"y has the label {int(outside)}, outside 0..{self.task.num_outputs - 1}")
-        return labels
+    def scored(self, x: Any, y: Any, of: str) -> "PersonalModel":
+        """Return the same model with its headline metric on rows x and y as its score; ``of`` says what they are."""
+        metric, value = next(iter(self.evaluate(x, y).items()))
+        score = {"metric": metric, "value": value if math.isfinite(value) else None, "of": of, "rows": len(y)}
+        return replace(self, card=self.card | {"about": self.about | {"score": score}})
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -204,7 +166,7 @@ class PersonalModel:
 
     def write(self, path: str | Path) -> None:
         """Write the file of :meth:`save`, without a word."""
-        extra, constants = self.inputs.extra, self.task.constants()
+        extra, constants = self.extra, self.task.constants()
         model_files.write(path, self.card, self.personal, constants, extra, str(self.about.get("experiment", "")))
 
     # --- other programs ---------------------------------------------------------------------------------------------
@@ -235,7 +197,7 @@ class PersonalModel:
     def _examples(self) -> Tensor:
         """Return a few made-up examples of the client's shape."""
         draw = torch.Generator().manual_seed(0)
-        size, dtype = (3, *self.inputs.shape), getattr(torch, self.inputs.dtype)
+        size, dtype = (3, *self.contract.shape), getattr(torch, self.contract.dtype)
         if dtype == torch.uint8:
             return torch.randint(256, size, generator=draw, dtype=dtype)
         return (
@@ -272,18 +234,17 @@ def load_model(
     goal = model_files.rebuilt_objective(card, objective, trust_code, where)
     task = model_files.rebuilt_task(card, constants, numbers, goal, model, trust_code, where)
     change = model_files.rebuilt_transform(card, transform, trust_code, where)
-    inputs = Inputs(tuple(card["shape"]), card["takes"], change, extra, tuple(card["feature_names"]))
-    found = PersonalModel(method, task, personal, inputs, card)
-    _try(found, where)
+    found = PersonalModel(method, task, personal, InputContract.from_dict(card["inputs"]), card, change, extra)
+    check_fit(found, where)
     try:
         return found.on(device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"load_model(device={device!r}): {reason(error)}; use cpu") from None
 
 
-def _try(model: PersonalModel, where: str) -> None:
+def check_fit(model: PersonalModel, where: str) -> None:
     """Refuse a file whose tensors are not those that its method and model need, by one prediction on zeros."""
-    examples = torch.zeros(2, *model.inputs.shape, dtype=getattr(torch, model.inputs.dtype))
+    examples = torch.zeros(2, *model.contract.shape, dtype=getattr(torch, model.contract.dtype))
     try:
         with torch.no_grad():
             out = model._outputs(examples)

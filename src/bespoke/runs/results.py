@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import html
 import math
 import os
 import platform
@@ -21,17 +22,18 @@ from bespoke.clients import processes, states
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError
+from bespoke.errors import UserError, visible
 from bespoke.models.start import write_start
 from bespoke.records import RunFolder
+from bespoke.report.columns import Columns, client_table, curve_table
 from bespoke.report.metrics import Scores
 from bespoke.report.summary import Evaluations, pick, sentence, summarise
-from bespoke.runs import model_files
+from bespoke.runs import model_files, newcomers
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.federation import Federation
 from bespoke.runs.folder import TemporaryFolder
 from bespoke.runs.lock import FolderLock
-from bespoke.runs.personal import Inputs, PersonalModel
+from bespoke.runs.personal import PersonalModel
 
 _RESERVED = {"", "con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}
 
@@ -49,18 +51,32 @@ class Run:
     round: int | None = None  # that the server's state is of; None: the last recorded one
 
     def __repr__(self) -> str:
+        return "\n".join(self._told() + [f"note: {note}" for note in self.notes])
+
+    def _told(self) -> list[str]:
+        """Return what the run is and found, in a few lines."""
         named, new = self.experiment, self.pool.total_clients - self.pool.num_clients
         try:
             done, found = str(self.last_round), sentence(self.summary, named.evaluation.select)
         except UserError as error:  # the folder is gone or damaged
             done, found = "?", str(error)
-        lines = [
+        return [
             f"{named.algorithm_name} on {named.data.name}, seed {named.seed}, {done} of {named.training.rounds} rounds",
             f"clients: {self.pool.num_clients}" + (f" and {new} new" if new else ""),
             found,
             f"records: {self.folder.path}",
         ]
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    def _repr_html_(self) -> str:
+        title, *told = (visible(line) for line in (*self._told(), *(f"note: {note}" for note in self.notes)))
+        lines = [f"<b>{html.escape(title)}</b>", *map(html.escape, told)]
+        with contextlib.suppress(UserError):
+            lines.append(self.clients._repr_html_())
+        return "<br>\n".join(lines)
+
+    def __fspath__(self) -> str:
+        """The run's folder: ``compare([run, other])`` takes runs as it takes folders."""
+        return str(self.folder.path)
 
     @property
     def last_round(self) -> int:
@@ -74,6 +90,22 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The run's numbers, derived from its records: see ``bespoke.summarise``."""
         return summarise(self.folder)
+
+    @cached_property
+    def clients(self) -> Columns:
+        """Every client's name, rows and metrics, before and after personalisation: a dict of columns.
+
+        ``pandas.DataFrame(run.clients)`` takes it as it is; :func:`bespoke.report.client_table` lists the columns.
+        """
+        return client_table(self.folder)
+
+    def curves(self, statistic: str = "pooled", *, group: str = "all", split: str = "test") -> Columns:
+        """Return the metrics over the evaluated rounds, a dict of columns: ``round``, ``train_loss``, ``accuracy``...
+
+        The arguments are those of :func:`bespoke.report.curve_table`: the statistic over clients, which clients, and
+        which of their rows.
+        """
+        return curve_table(self.folder, statistic, group, split)
 
     def metric(
         self,
@@ -117,49 +149,56 @@ class Run:
         In a run of several processes all of them must ask, and each gets all models.
         """
         everyone = range(self.pool.total_clients)
-        algorithm, task, clients = self.federation.algorithm, self.federation.task, self.federation.inspect()
         shared, own = self.federation.down(self.server, everyone)
-        trees = clients.personal(self.last_round, everyone, shared, own)  # as they were evaluated last, to the bit
-        card = self._card()
-        scores, pool = self._scores(), self.pool
-        shape, kind, features = tuple(card["shape"]), card["takes"], tuple(card["feature_names"])
+        trees = self.federation.inspect().personal(
+            self.last_round, everyone, shared, own
+        )  # as they were evaluated last, to the bit
+        scores, sizes = self._scores(), self.pool.train.sizes
         return {
-            name: PersonalModel(
-                algorithm,
-                task,
-                personal,
-                Inputs(shape, kind, pool.transform, tree.map(lambda leaf, i=i: leaf[i].clone(), pool.extra), features),
-                card | {"about": card["about"] | {"client": name, "rows": pool.train.sizes[i], "score": scores.get(i)}},
+            name: self._model(
+                personal, name, sizes[i], tree.map(lambda leaf, i=i: leaf[i].clone(), self.pool.extra), scores.get(i)
             )
-            for i, (name, personal) in enumerate(zip(pool.names, trees, strict=True))
+            for i, (name, personal) in enumerate(zip(self.pool.names, trees, strict=True))
         }
 
+    def _model(self, personal: Tree, name: str, rows: int, extra: Tree, score: dict[str, Any] | None) -> PersonalModel:
+        """Return the model of a client that learned from so many ``rows``, with what its file will say."""
+        about = self._card["about"] | {"client": name, "rows": rows, "score": score}
+        return PersonalModel(
+            self.experiment.method,
+            self.federation.task,
+            personal,
+            self.pool.inputs,
+            self._card | {"about": about},
+            self.pool.transform,
+            extra,
+        )
+
+    @cached_property
     def _card(self) -> dict[str, Any]:
-        """Return what the files of all clients' models say alike."""
-        task, pool, experiment = self.federation.task, self.pool, self.experiment
-        contract = getattr(pool, "contract", None)  # the names that the data gave to features and classes
-        return {
-            "model": model_files.model_origin(experiment, task),
-            "method": model_files.method_origin(experiment),
-            "objective": model_files.objective_origin(experiment, task.objective),
-            "transform": model_files.transform_origin(pool, experiment.data),
-            "head": task.head_name,
-            "outputs": task.num_outputs,
-            "dtype": str(task.dtype).removeprefix("torch."),
-            "parameters": {name: list(shape) for name, shape in task.shapes.items()},
-            "shape": list(pool.x.shape[1:]),
-            "takes": str(pool.x.dtype).removeprefix("torch."),
-            "feature_names": list(contract.features) if contract else [],
-            "class_names": list(contract.classes) if contract else [],
-            "holds": experiment.method.holds,
-            "about": {
-                "experiment": experiment.hash(),
-                "round": self.last_round,
-                "seed": experiment.seed,
-                "precision": task.precision,
-                "versions": {"bespoke": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            },
+        """What the files of all clients' models say alike."""
+        experiment, task = self.experiment, self.federation.task
+        about = {
+            "experiment": experiment.hash(),
+            "round": self.last_round,
+            "seed": experiment.seed,
+            "precision": task.precision,
+            "versions": {"bespoke": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
+        return model_files.card_of(experiment, task, self.pool) | {"about": about}
+
+    def personalize(self, x: Any, y: Any, *, name: str = "new", adapt_rounds: int | None = None) -> PersonalModel:
+        """Return the model of a client that never took part, from its rows x (n, ...) and y (n,) or (n, T).
+
+        It adapts and personalises as the first new client of the run would have done, to the bit, one client after
+        another; nobody else's rows are needed. x may be a table, as for :meth:`PersonalModel.predict`, and y class
+        numbers or names of classes. ``adapt_rounds`` replaces that of ``[evaluation]``. What a long adaptation costs is
+        said on stderr.
+        """
+        personal, extra, rows = newcomers.personal_of(
+            self.experiment, self.federation, self.server, self.last_round, self.pool, x, y, adapt_rounds
+        )
+        return self._model(personal, name, rows, extra, None)
 
     def _scores(self) -> dict[int, dict[str, Any]]:
         """Return each client's last recorded value of the headline metric on its own test rows, and what it is."""

@@ -23,6 +23,7 @@ _ROUND = 0.5  # seconds of a round from which on the exchange of uploads between
 _RUN = 10.0  # seconds to gain, so that looking for a faster way and starting processes is small beside them
 _SMALL = 0.05  # seconds of a client's training: above them blocks gain nothing on a CPU
 _BLOCK = 16  # clients in the trial of a block
+_TRIAL = 5.0  # seconds after which a trial is not repeated: setting things up takes less
 _FASTER = 2.0  # times that blocks must be faster, since their last bits differ
 
 
@@ -91,22 +92,25 @@ def _refusal(device: torch.device) -> str:
 
 
 def _client_seconds(federation: Federation, count: int) -> float:
-    """Return how long each of so many clients of about median size trains; 0 if that fails, which the run will tell."""
+    """Return how long each of so many clients of about median size trains; 0 if that fails, which the run will tell.
+
+    It is the least of up to three times, since the first call may set things up, and in seconds of this process's work,
+    since other programs may keep the cores busy.
+    """
     assert isinstance(federation.clients, Simulated)  # in one process
     sizes = federation.clients.pool.train.sizes[: federation.num_clients]
     start = max(0, (len(sizes) - count) // 2)
     clients = sorted(range(len(sizes)), key=lambda client: sizes[client])[start : start + count]
     shared, own = federation.down(federation.start(), clients)
+    taken: list[float] = []
     try:
-        for _ in range(2):  # the first call may set things up
-            begin = time.perf_counter()
+        while len(taken) < 3 and sum(taken) < _TRIAL:
+            begin = time.process_time()
             federation.clients.train(1, clients, shared, own)
-            seconds = time.perf_counter() - begin
-            if seconds > 1.0:
-                break
+            taken.append(time.process_time() - begin)
     except Exception:
         return 0.0
-    return seconds / len(clients)
+    return min(taken) / len(clients)
 
 
 def gathered(done: Run) -> Run:

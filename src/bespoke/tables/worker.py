@@ -166,6 +166,7 @@ def _trained(
             folder,
             resume=True,
             backend=place.backend,
+            progress=False,
             stop=stop,
             callbacks=[
                 *watching,
