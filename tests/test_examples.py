@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-import bespoke
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -50,7 +46,6 @@ def test_own_images(tmp_path):
     assert right > 30  # of 45
 
 
-@pytest.mark.skipif(not hasattr(bespoke, "open_run"), reason="there is no bespoke.open_run yet")
 def test_own_csv(tmp_path):
     out = run(tmp_path, EXAMPLES / "own_csv.py", "tables")
     assert (tmp_path / "tables" / "sixth.safetensors").is_file()
