@@ -13,8 +13,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 
 
 def pytest_report_header():
+    from bespoke.data.home import root
     from bespoke.data.sources import store
     from bespoke.data.sources.catalogue import CATALOGUE
 
     found = [name for name in CATALOGUE if store.holds(name)]
-    return f"real data sets in {store.root()}: {', '.join(found) or 'none'}"
+    return f"real data sets in {root()}: {', '.join(found) or 'none'}"

@@ -32,6 +32,7 @@ from bespoke.runs.federation import Federation
 
 SIZES = (1, 64, 9, 33, 5, 48, 17)  # of the training clients; a new client with 12 rows is added
 ROUNDS, COHORT, CLASSES, DIM, SEED = 4, 4, 3, 5, 11
+COMPANY = (4, 6)  # clients of 5 and 17 rows, beside whom another may be the smallest or the largest
 EXACT = 0.0
 
 SGD = Training(rounds=ROUNDS, epochs=2, batch=8, lr=0.02, momentum=0.5, weight_decay=1e-3)
@@ -345,7 +346,7 @@ def _in_company(subject: Subject, backend: type[Simulated], client: int, spoilt:
     federation = Federation.simulated(clients, SEED)
     server, made = federation.start(), dict[str, Any]()
     for number in (1, 2) if client < pool.num_clients else ():
-        cohort = sorted({client, 1, 5})
+        cohort = sorted({client, *COMPANY})
         trained = clients.train(number, cohort, *federation.down(server, cohort))
         answered = trained.uploads.clients.tolist()
         if client not in answered:
@@ -407,7 +408,7 @@ def loop_equals_batched(subject: Subject) -> None:
 
 def loop_equals_batched_with_kept_moments(subject: Subject) -> None:
     """Check the same with Adam, whose moments stay on the clients, and rounds counted in steps."""
-    loop, batched = trial(subject, training=ADAM), trial(subject, BatchedClients, ADAM)
+    loop, batched = (trial(subject, b, ADAM, rounds=3) for b in (SequentialClients, BatchedClients))
     _require_equal(subject, loop, batched, subject.tolerance, "loop against batched with kept moments")
 
 
@@ -495,8 +496,10 @@ def new_client_works(subject: Subject) -> None:
 
 def learns(subject: Subject) -> None:
     """Check that some training makes personal models that beat an even guess on held-out rows."""
-    outcome = trial(subject, BatchedClients, rounds=12)
-    loss, guess = _mean_loss(outcome.evaluated), math.log(CLASSES)
+    guess = math.log(CLASSES)
+    loss = _mean_loss(trial(subject, BatchedClients).evaluated)  # a trial that other checks have made
+    if loss >= 0.9 * guess:
+        loss = _mean_loss(trial(subject, BatchedClients, rounds=12).evaluated)
     _require(loss < 0.9 * guess, subject, f"the personal models' loss is {loss:.3f}, and an even guess has {guess:.3f}")
 
 

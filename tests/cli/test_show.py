@@ -5,7 +5,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from bespoke.cli.show import describe, show
 from bespoke.data import DataSettings, Partition, pool_of
@@ -171,3 +174,25 @@ def test_own_tables_are_shown_with_the_names_of_features_and_classes(tmp_path, m
         "note               whole numbers are read as float32 in the columns age",
     ]
     assert json.loads(json.dumps(found.as_dict()))["class_names"] == ["a\x1b", "ill", "well"]
+
+
+def test_own_parquet_files_and_pictures_are_shown(tmp_path, monkeypatch):
+    table = {"age": [20.5, 30.5, 40.5, 50.5], "site": ["b", "a", "b", "a"], "state": ["ill", "well", "well", "ill"]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "own.parquet")
+    for client in "ab":
+        for label in ("clear", "shadow"):
+            (tmp_path / "scans" / client / label).mkdir(parents=True)
+            for i in range(3):
+                image = Image.fromarray(np.full((4, 5), 10 * i, np.uint8))
+                image.save(tmp_path / "scans" / client / label / f"{i}.png")
+    tables = {
+        "own.parquet": 'name = "parquet"\nlabel = "state"\nclient = "site"',
+        "scans": 'name = "image_folder"\ntransform = ["flip", "nowhere:noise"]',
+    }
+    for name, lines in tables.items():
+        (tmp_path / f"{name}.toml").write_text(f'[data]\npath = "{name}"\n{lines}\n')
+    monkeypatch.chdir("/")
+    found = show(str(tmp_path / "own.parquet.toml"))
+    assert (found.features, found.class_names, found.rows) == (("age",), ("ill", "well"), 4)
+    found = show(str(tmp_path / "scans.toml"))  # no module is imported
+    assert (found.features, found.class_names, found.rows, found.clients) == ((), ("clear", "shadow"), 12, 2)

@@ -11,7 +11,6 @@ import numpy as np
 import official_files as official
 import pytest
 
-from bespoke.core import memory
 from bespoke.data.sources import acquire, archives, built_in, npz, text
 from bespoke.data.sources.archives import Allowance, Files
 from bespoke.data.sources.catalogue import CATALOGUE
@@ -132,11 +131,11 @@ def test_the_users_own_bound_goes_before(tmp_path, monkeypatch):
             acquire.read(CATALOGUE["mnist"], paths)
 
 
-def test_archives_of_clients_must_fit_into_memory(tmp_path, monkeypatch):
+def test_archives_of_clients_must_fit_into_memory_or_on_disk(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=np.zeros((100, 5)), y=np.zeros(100, int))
     rng = np.random.default_rng(0)
     assert built_in.files(rng, str(tmp_path / "*.npz"), 0, 0.2).x.shape == (100, 5)
-    monkeypatch.setattr(memory, "free", lambda: 1000.0)
+    monkeypatch.setattr(built_in, "room", lambda: 1000.0)
     with pytest.raises(UserError, match=r"^'x.npy' in a.npz unpacks to more than the 1000 bytes"):
         built_in.files(rng, str(tmp_path / "*.npz"), 0, 0.2)
 

@@ -7,8 +7,9 @@ from torch.utils.data import Dataset
 
 import bespoke
 from bespoke import rng
-from bespoke.data import Crop, Flip, Normalise, from_arrays
+from bespoke.data import Crop, Flip, Normalise, federate_data, from_arrays
 from bespoke.errors import UserError
+from bespoke.runs.experiment import load
 
 IMAGES = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).reshape(2, 3, 4, 5)
 KEY = rng.key(3)
@@ -154,3 +155,114 @@ def test_a_dataset_that_draws_is_refused():
     assert len(from_arrays([Augmented(draws=False)]).x) == 40
     with pytest.raises(UserError, match=r"client '0' gives another example \d+ each time .* give it as transform"):
         from_arrays([Augmented(draws=True)])
+
+
+# --- in the settings ------------------------------------------------------------------------------------------------
+
+MINE = """
+from dataclasses import dataclass
+import bespoke
+
+def noise(key, x, train):
+    return x + 0.1 * bespoke.rng.normal(key, x.shape) if train and x.is_floating_point() else x
+
+@dataclass(frozen=True)
+class Scaled:
+    by: float
+    def __call__(self, key, x, train):
+        return x * self.by
+
+number = 3
+"""
+TOML = """
+[data]
+name = "digits"
+clients = 3
+subsample = 0.1
+transform = {transform}
+[model]
+name = "mlp"
+hidden = 4
+[training]
+rounds = 1
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    """Return a function that writes and reads an experiment on digits with a transform, given as TOML."""
+    name = f"own_steps_{tmp_path.name}"  # a module of its own, which no other test has imported
+    (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+
+    def read(transform):
+        (tmp_path / "x.toml").write_text(TOML.format(transform=transform.replace("mine:", f"{name}:")))
+        return load(tmp_path / "x.toml")[0]
+
+    return read
+
+
+def pool_of(made):
+    made.import_modules()
+    return federate_data(made.data, made.seed)
+
+
+def test_steps_by_name_run_before_the_data_set_s_own_scaling(experiment):
+    made = experiment('["crop(pad=1)", "flip(p=1)"]')
+    pool = pool_of(made)
+    assert repr(pool.transform) == "[Crop(pad=1), Flip(p=1)]"
+    seen = pool.transform(KEY, pool.x, {}, True)
+    moved = Crop(1)(rng.fold_in(KEY, 0), pool.x, True).flip(-1)
+    assert torch.equal(seen, moved / 8.0 - 1.0)  # digits have grey levels 0..16
+    assert torch.equal(pool.transform(KEY, pool.x, {}, False), pool.x / 8.0 - 1.0)
+    plain = experiment("[]")
+    assert made.hash() != plain.hash() and pool_of(plain).transform.__name__ == "sixteen_levels_to_unit"
+    pool = pool_of(experiment('["normalise(mean=[0.5], deviation=[0.25])"]'))
+    assert torch.equal(pool.transform(KEY, pool.x, {}, False), (pool.x / 255.0 - 0.5) / 0.25)
+
+
+def test_steps_of_one_s_own_by_module_path(experiment, capsys):
+    made = experiment('["normalise(mean=[0], deviation=[1])", "mine:Scaled(by=2.0)", "mine:noise"]')
+    pool = pool_of(made)
+    assert "which runs its code" in capsys.readouterr().err
+    assert torch.equal(pool.transform(KEY, pool.x, {}, False), pool.x / 255.0 * 2.0)
+    assert not torch.equal(pool.transform(KEY, pool.x, {}, True), pool.x / 255.0 * 2.0)
+
+
+def test_a_run_with_steps_in_its_settings_is_saved_with_them(experiment, tmp_path):
+    made = experiment('["crop(pad=1)", "normalise(mean=[0.5], deviation=[0.25])"]')
+    done = bespoke.run(made, device="cpu", backend="loop")
+    model = done.models["0"]
+    model.save(tmp_path / "a.safetensors")
+    x = done.pool.x[:5]
+    assert torch.equal(bespoke.load_model(tmp_path / "a.safetensors").logits(x), model.logits(x))
+    done = bespoke.run(experiment('["flip"]'), device="cpu", backend="loop")
+    done.models["0"].save(tmp_path / "b.safetensors")
+    again = bespoke.load_model(tmp_path / "b.safetensors")
+    assert torch.equal(again.logits(x), done.models["0"].logits(x))
+    assert "'last': 'sixteen_levels'" in str(again.card["transform"])
+
+
+@pytest.mark.parametrize(
+    ("transform", "sentence"),
+    [
+        ('["flop"]', r"\[data\] transform: there is no transform 'flop' \(did you mean 'flip'\?\); there are norm"),
+        ('["crop(pad=)"]', r"'crop\(pad=\)' cannot be read: write it as in crop\(pad=4\)"),
+        ('["crop(pad=4"]', "cannot be read"),
+        ('["crop(4)"]', "cannot be read"),
+        ('["crop(width=4)"]', r"crop cannot be made with \{'width': 4\}: .*unexpected keyword"),
+        ('["crop(pad=1.5)"]', "give whole pixels"),
+        ('["flip(p=2)"]', "give a probability from 0 to 1"),
+        ('["normalise"]', r"normalise cannot be made with \{\}: .*missing 2 required"),
+        ('["normalise(mean=1, deviation=2)"]', r"Normalise\(mean=1\) cannot normalise: give a list of numbers"),
+        ('["mine:number"]', r"3 is no function fn\(key, x, train\)"),
+        ('["mine:nothing"]', "has no 'nothing'"),
+        ("[\"mine:Scaled(by='x')\"]", "the transform fails on examples"),
+        ('["flip"]\naugment = "fedpce"', "transform and augment both say how images are seen: leave one"),
+        ("3", r"\[data\] transform must be a list"),
+    ],
+)
+def test_unfit_steps_in_the_settings(experiment, transform, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        pool_of(experiment(transform))
+    assert "\n" not in str(caught.value)

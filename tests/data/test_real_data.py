@@ -7,7 +7,7 @@ import official_files as official
 import pytest
 import torch
 
-from bespoke.data import DataSettings, federate_data
+from bespoke.data import DataSettings, federate_data, home
 from bespoke.data.sources import acquire, catalogue, store
 from bespoke.data.sources.catalogue import CATALOGUE
 from bespoke.data.sources.content import hashes
@@ -49,7 +49,7 @@ FIRST = {
 
 
 def test_everything_in_the_folder_is_looked_at(capsys):
-    root = store.root()
+    root = home.root()
     found = {path.name for path in root.iterdir() if path.is_dir()} if root.is_dir() else set()
     sets = {name for name in found - {"downloads", "derived"} if not name.startswith(".")}
     assert sets == set(HERE)  # a folder without a manifest, or of an unknown set, must not go unseen

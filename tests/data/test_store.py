@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from bespoke.data import home
 from bespoke.data.examples import Examples
 from bespoke.data.sources import store
 from bespoke.data.sources.content import hashes
@@ -95,13 +96,13 @@ def test_content_hash_forgets_the_order_and_nothing_else():
 
 
 def test_the_folder_is_the_variable_or_the_users_cache(monkeypatch, tmp_path):
-    assert store.root() == tmp_path / "data"
+    assert home.root() == tmp_path / "data"
     monkeypatch.setenv("BESPOKE_DATA", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert store.root() == tmp_path / "xdg" / "bespoke"
+    assert home.root() == tmp_path / "xdg" / "bespoke"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert store.root() == tmp_path / ".cache" / "bespoke"
+    assert home.root() == tmp_path / ".cache" / "bespoke"
 
 
 def test_what_is_written_is_found_again(folder):

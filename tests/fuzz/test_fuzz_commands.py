@@ -15,7 +15,7 @@ from small_runs import command, write
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.core import memory
-from bespoke.data.sources import store
+from bespoke.data.home import VARIABLE
 from bespoke.errors import UserError
 from bespoke.runs import api
 from bespoke.runs.experiment import to_toml
@@ -108,7 +108,7 @@ def test_any_command_line_ends_in_a_result_or_a_sentence(line):
                 mock.patch.object(memory, "free", lambda: 2e8),
                 mock.patch.object(api, "execute", unreachable),
                 mock.patch("pooch.retrieve", unreachable),
-                mock.patch.dict(os.environ, {store.VARIABLE: str(home / "store")}),
+                mock.patch.dict(os.environ, {VARIABLE: str(home / "store")}),
                 mock.patch.object(sys, "path", list(sys.path)),
             ):
                 done = command(*line)

@@ -1,7 +1,7 @@
 """``bespoke data show EXPERIMENT``: the federation of an experiment in words and as a bubble chart."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = 
     if chart is not None:
         check_path(chart)  # before anything is computed
     loaded, _ = load(experiment, None, overrides, seed, any_method=True)
-    pool, found = partitioned(loaded.located()[0], loaded.seed, loaded.training.skip_empty)
+    data = replace(loaded.located()[0], transform=())  # it changes no client, and its module need not be imported
+    pool, found = partitioned(data, loaded.seed, loaded.training.skip_empty)
     shown = describe(Path(experiment).name.removesuffix(".toml"), loaded.data.name, pool, found)
     if chart is not None:
         title = f"{shown.data} over {shown.clients} clients"

@@ -110,12 +110,18 @@ class FederatedData:
         return replace(self, test=replace(self.test, index=self.test.index[:0], sizes=(0,) * self.total_clients))
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "FederatedData":
-        """Return the data on a device, with floating examples and targets in ``dtype``; done once."""
-        x, y = (t.to(device, dtype if t.is_floating_point() else t.dtype) for t in (self.x, self.y))
+        """Return the data on a device, with floating examples and targets in ``dtype``; done once.
+
+        On the CPU the examples stay as they are, which may be memory-mapped: minibatches are converted.
+        """
+
+        def placed(values: Tensor) -> Tensor:
+            return values.to(device, dtype if values.is_floating_point() else values.dtype)
+
         return replace(
             self,
-            x=x,
-            y=y,
+            x=self.x if torch.device(device).type == "cpu" else placed(self.x),
+            y=placed(self.y),
             train=replace(self.train, index=self.train.index.to(device)),
             test=replace(self.test, index=self.test.index.to(device)),
             val=replace(self.val, index=self.val.index.to(device)),

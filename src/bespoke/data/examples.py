@@ -8,6 +8,7 @@ import numpy as np
 
 from bespoke.core.data import Transform
 from bespoke.core.inputs import InputContract
+from bespoke.data.mapped import is_mapped, joined, pieces, stacked
 from bespoke.errors import UserError, reason
 
 
@@ -46,7 +47,10 @@ class ClientArrays(NamedTuple):
 
 
 def as_inputs(x: Any, where: str) -> np.ndarray:
-    """Return examples (n, ...) as the nearest of uint8, float32, float64 and int64; refuse other types."""
+    """Return examples (n, ...) as the nearest of uint8, float32, float64 and int64; refuse other types.
+
+    Those that are memory-mapped stay so.
+    """
     x = _as_array(x, f"x of {where}")
     targets: dict[str, Any] = {
         "f": np.float64 if x.dtype.itemsize >= 8 else np.float32,
@@ -58,7 +62,10 @@ def as_inputs(x: Any, where: str) -> np.ndarray:
         raise UserError(f"x of {where} holds {x.dtype} values: give numbers, such as float32 or uint8")
     if x.ndim < 2 or 0 in x.shape[1:]:
         raise UserError(f"x of {where} has shape {x.shape}: give (rows, features) or (rows, channels, height, width)")
-    return np.require(x, targets[x.dtype.kind], ["C", "W"])
+    dtype = np.dtype(targets[x.dtype.kind])
+    if x.dtype != dtype or not (x.flags.c_contiguous and x.flags.aligned):
+        return stacked(pieces(x), x.shape, dtype, is_mapped(x))
+    return x if is_mapped(x) else np.require(x, requirements="W")
 
 
 def as_labels(y: Any, where: str) -> np.ndarray:
@@ -149,7 +156,7 @@ def join(
         raise UserError(f"none of the {len(clients)} clients has any rows: give at least one client some data")
     y = np.concatenate(ys)
     return Examples(
-        x=np.concatenate(xs),
+        x=joined(xs),
         y=y,
         num_classes=(num_classes or _count_classes(y)) if classes else 0,
         official_test=np.concatenate(tests) if official else None,

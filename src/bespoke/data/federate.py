@@ -16,6 +16,7 @@ from bespoke.data.images import corrupt
 from bespoke.data.images.cifar_s import assign, corrupted
 from bespoke.data.images.degrade import DEGRADATIONS
 from bespoke.data.images.views import views
+from bespoke.data.mapped import taken
 from bespoke.data.partition.basic import Partition, follow
 from bespoke.data.partition.schemes import KEYS, PARTITIONS, Known, split_rows
 from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_of
@@ -23,7 +24,7 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.data.sources.own import OwnClients
-from bespoke.data.transforms import Step, as_transform
+from bespoke.data.transforms import TRIED, Step, as_transform, step_of
 from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
@@ -68,7 +69,20 @@ def partitioned(settings: DataSettings, seed: int, skip_empty: bool = False) -> 
     source = check_settings(settings)
     draws = generator(seed, LOAD)
     examples = _examples(source({"rng": draws, "settings": settings} | vars(settings)), settings, draws)
-    return _spread(_of_classes(examples, settings), settings, seed, skip_empty)
+    return _spread(_transformed(_of_classes(examples, settings), settings), settings, seed, skip_empty)
+
+
+def _transformed(examples: Examples, settings: DataSettings) -> Examples:
+    """Return the examples with the transform that the settings name, if any, before their own."""
+    if not settings.transform:
+        return examples
+    steps = [step_of(text, "[data] transform") for text in settings.transform]
+    return replace(examples, transform=as_transform(steps, _some(examples), examples.transform))
+
+
+def _some(examples: Examples) -> torch.Tensor:
+    """Return some examples to try a transform on."""
+    return torch.tensor(examples.x[:TRIED])
 
 
 def check_settings(settings: DataSettings) -> Function:
@@ -125,8 +139,9 @@ def _of_classes(examples: Examples, settings: DataSettings) -> Examples:
     order = np.argsort(classes)
     rows = np.flatnonzero(np.isin(examples.y, classes))
     places = order[np.searchsorted(np.array(classes)[order], examples.y[rows])]
-    of = {name: getattr(examples, name) for name in ("x", "official_test", "owner", "domain")}
+    of = {name: getattr(examples, name) for name in ("official_test", "owner", "domain")}
     chosen: dict[str, Any] = {name: None if values is None else values[rows] for name, values in of.items()}
+    chosen["x"] = taken(examples.x, rows)
     if examples.contract is not None and examples.contract.classes:
         names = tuple(examples.contract.classes[label] for label in classes)
         chosen["contract"] = replace(examples.contract, classes=names)
@@ -167,7 +182,7 @@ def from_arrays(
     )
     check(settings, "[data]")
     examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), classes)
-    examples = replace(examples, transform=as_transform(transform, torch.from_numpy(examples.x)))
+    examples = replace(examples, transform=as_transform(transform, _some(examples)))
     return _spread(_named(examples, clients), settings, seed, skip_empty)[0]
 
 
@@ -196,6 +211,11 @@ def _check_together(settings: DataSettings) -> None:
         _check_relevant(settings, of, f"{of} = {getattr(settings, of)!r}", takes)
     hits = settings.keep < 1.0 or settings.keep_rows
     _check_relevant(settings, "keep", "keep = 1 beside keep_rows = 0", ("keep_clients",) if hits else ())
+    for text in settings.transform:
+        step_of(text, "[data] transform")
+    beside = [key for key in ("degrade", "augment", "normalise") if getattr(settings, key) not in ("none", "auto")]
+    if settings.transform and beside:
+        raise UserError(f"[data] transform and {beside[0]} both say how images are seen: leave one of them out")
     if settings.keep_clients == "new" and not settings.new_clients:
         raise UserError("[data] keep_clients = 'new' selects no client: set [data] new_clients")
     if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):

@@ -1,5 +1,6 @@
 """The federation's pool: each client's rows, split into train, validation and test, and checked."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from bespoke.core.data import FederatedData, Rows, Transform
 from bespoke.core.inputs import InputContract
 from bespoke.core.tree import Tree
 from bespoke.data.examples import as_inputs, as_labels, as_targets, share_of, train_count
+from bespoke.data.mapped import pieces
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 
@@ -67,6 +69,13 @@ def _draw(rows: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.nd
     return rows[np.sort(order[:count])], rows[np.sort(order[count:])]
 
 
+def _as_tensor(values: np.ndarray) -> torch.Tensor:
+    """Return a tensor of the same memory, which may be a file's and read-only: nobody writes to a pool."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(values)
+
+
 def pool_of(
     x: Any,
     y: Any,
@@ -115,7 +124,8 @@ def pool_of(
     for name, values in (("x", x), ("y", y)):
         if values.dtype.kind != "f":
             continue
-        sound = (np.abs(values) <= _LARGEST).reshape(len(values), -1).all(axis=1)
+        parts = [(np.abs(piece) <= _LARGEST).reshape(len(piece), -1).all(axis=1) for piece in pieces(values)]
+        sound = np.concatenate([np.ones(0, bool), *parts])
         if not sound.all():
             raise UserError(
                 f"{holder(int(np.argmin(sound)))} has NaN, infinity or a number beyond float32 in {name}: "
@@ -129,8 +139,8 @@ def pool_of(
     if not training:
         raise UserError("no client of the training population has any training rows: give at least one some data")
     return FederatedData(
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(y),
+        x=_as_tensor(x),
+        y=_as_tensor(y),
         train=Rows.of([train[i] for i in keep]),
         test=Rows.of([test[i] for i in keep]),
         val=Rows.of([val[i] for i in keep]),

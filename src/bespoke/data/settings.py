@@ -124,6 +124,11 @@ class DataSettings:
         "pixel by its own moments over the whole set, test rows included, as in FedProx's MNIST",
         choices=("auto", "symmetric", "cifar", "imagenet", "pixel"),
     )
+    transform: tuple[str, ...] = knob(
+        (),
+        'steps on each minibatch, in order, such as "crop(pad=4)", "flip(p=0.5)", "normalise(mean=[0.5], '
+        'deviation=[0.25])", or a function of your own, "mine:noise"',
+    )
     num_classes: int = knob(
         0, "number of classes; 0 = from the labels of files, and 10 for gaussian", low=0, high=10**6, of="name"
     )

@@ -6,19 +6,24 @@ stored, and ``train`` is False in evaluation. The functions run for one client, 
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from bespoke.core import rng
+from bespoke.core.data import Transform
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError, reason, shown
+from bespoke.files import parse_toml
+from bespoke.registry import Registry
 
 Step = Callable[[Tensor, Tensor, bool], Tensor]
 
-_TRIED = 8  # rows that a transform is tried on
+TRIED = 8  # rows that a transform is tried on
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,10 @@ class Normalise:
 
     def __post_init__(self) -> None:
         for name in ("mean", "deviation"):
-            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+            given = getattr(self, name)
+            if not isinstance(given, Sequence) or not all(isinstance(each, int | float) for each in given):
+                raise UserError(f"Normalise({name}={shown(given)}) cannot normalise: give a list of numbers")
+            object.__setattr__(self, name, tuple(map(float, given)))
         if len(self.mean) != len(self.deviation) or not all(value > 0 for value in self.deviation):
             raise UserError(f"{shown(self)} cannot normalise: give as many deviations as means, all above 0")
 
@@ -58,6 +66,10 @@ class Flip:
 
     p: float = 0.5
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.p, int | float) or not 0 <= self.p <= 1:
+            raise UserError(f"Flip(p={shown(self.p)}) cannot mirror: give a probability from 0 to 1")
+
     def __call__(self, key: Tensor, x: Tensor, train: bool) -> Tensor:
         """Return x with some images mirrored."""
         if not train:
@@ -72,6 +84,10 @@ class Crop:
 
     pad: int = 4
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.pad, int) or not 0 <= self.pad <= 4096:
+            raise UserError(f"Crop(pad={shown(self.pad)}) cannot move images: give whole pixels from 0 to 4096")
+
     def __call__(self, key: Tensor, x: Tensor, train: bool) -> Tensor:
         """Return x with its images moved."""
         if not train:
@@ -85,21 +101,65 @@ class Crop:
         return padded.flatten(2).gather(2, place[:, None, :].expand(-1, channels, -1)).reshape(x.shape)
 
 
+def _of_user(thing: Any, where: str) -> Any:
+    if not callable(thing):
+        raise UserError(f"{where}: {shown(thing)} is no function fn(key, x, train) and no class that makes one")
+    return thing
+
+
+# What makes a step, by the name in ``[data] transform``; those of users are functions that are steps, or make them.
+TRANSFORMS: Registry[Any] = Registry(
+    "transform", {"normalise": Normalise, "flip": Flip, "crop": Crop}, _of_user, "bespoke.transforms"
+)
+
+_CALL = re.compile(r"([^()]*)(?:\((.*)\))?", re.DOTALL)
+
+
+def name_in(text: str) -> str:
+    """Return the name of a step as the settings write it: ``crop`` of ``crop(pad=4)``."""
+    return text.partition("(")[0].strip()
+
+
+def step_of(text: str, where: str) -> Step:
+    """Return the step of a text such as ``crop(pad=4)``, ``flip``, ``mine:noise`` or ``mine:Noise(level=0.1)``."""
+    name, thing = name_in(text), TRANSFORMS.find(name_in(text), where)
+    told = _CALL.fullmatch(text.strip())
+    try:
+        found = parse_toml(f"given = {{{(told and told[2]) or ''}}}")
+    except ValueError:
+        found = {}
+    if told is None or list(found) != ["given"]:
+        raise UserError(f"{where}: {shown(text)} cannot be read: write it as in crop(pad=4)")
+    given = found["given"]
+    if told[2] is None and not isinstance(thing, type):
+        return cast(Step, thing)
+    try:
+        step: Step = thing(**given)
+    except TypeError as error:
+        raise UserError(f"{where}: {name} cannot be made with {shown(given)}: {reason(error)}") from None
+    return step
+
+
 @dataclass(frozen=True, repr=False)
 class Steps:
     """Steps one after another, each with a key of its own, as a pool's transform.
 
-    8-bit examples that no step turned into floating numbers are scaled to [-1, 1].
+    Examples whose type no step has changed go through the ``last`` transform, their data set's own; without one, 8-bit
+    examples are scaled to [-1, 1].
     """
 
     steps: tuple[Step, ...]
+    last: Transform | None = None
 
     def __call__(self, key: Tensor, x: Tensor, extra: Tree, train: bool) -> Tensor:
-        """Return x (B, ...) after all steps; a client's constants are not used."""
+        """Return x (B, ...) after all steps; a client's constants are for the last transform."""
+        stored = x.dtype
         for i, step in enumerate(self.steps):
             x = step(rng.fold_in(key, i), x, train)
             if not isinstance(x, Tensor):
                 raise UserError(f"the transform returns {shown(x)}: return the tensor x")
+        if self.last is not None and x.dtype == stored:
+            return self.last(rng.fold_in(key, len(self.steps)), x, extra, train)
         return x.to(torch.float32) / 127.5 - 1.0 if x.dtype == torch.uint8 else x
 
     def __repr__(self) -> str:
@@ -115,15 +175,18 @@ def _named(step: Step) -> str:
     return f"{step.__module__}.{getattr(step, '__qualname__', type(step).__qualname__)} {content}"
 
 
-def as_transform(given: Step | Sequence[Step] | None, x: Tensor) -> Steps | None:
-    """Return the transform of a function, or of several in order, after a trial on some examples ``x`` (N, ...)."""
+def as_transform(given: Step | Sequence[Step] | None, x: Tensor, last: Transform | None = None) -> Transform | None:
+    """Return the transform of a function, or of several in order, after a trial on some examples ``x`` (N, ...).
+
+    ``last`` is what the data set does itself.
+    """
     if given is None:
-        return None
-    steps = Steps(tuple(given) if isinstance(given, Sequence) else (given,))
+        return last
+    steps = Steps(tuple(given) if isinstance(given, Sequence) else (given,), last)
     for step in steps.steps:
         if not callable(step) or isinstance(step, type):
             raise UserError(f"transform takes functions fn(key, x, train), such as Flip(), not {shown(step)}")
-    _try(steps, x[:_TRIED])
+    _try(steps, x[:TRIED])
     return steps
 
 

@@ -24,13 +24,16 @@ def fetch(
     train: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the examples (B, ...) and labels (B,) at ``rows`` (B,) of a pool, as a model takes them."""
+    examples = _floating_as(x[rows], dtype)
     if transform is not None:
-        examples = transform(key, x[rows], extra, train)
-    else:
-        examples = x[rows]
-        if x.dtype == torch.uint8:  # the division converts to torch's default type
-            examples = (examples if dtype == torch.get_default_dtype() else examples.to(dtype)) / 127.5 - 1.0
-    return (examples.to(dtype) if examples.is_floating_point() else examples), y[rows]
+        examples = transform(key, examples, extra, train)
+    elif x.dtype == torch.uint8:  # the division converts to torch's default type
+        examples = (examples if dtype == torch.get_default_dtype() else examples.to(dtype)) / 127.5 - 1.0
+    return _floating_as(examples, dtype), y[rows]
+
+
+def _floating_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 @dataclass(frozen=True)

@@ -484,7 +484,7 @@ def _digest(*parts: Any) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
-            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         digest.update(repr((part.shape, part.dtype) if isinstance(part, Tensor) else part).encode())
     return digest.hexdigest()[:16]
 

@@ -21,6 +21,7 @@ from bespoke.core.objective import OBJECTIVES, ObjectiveSettings
 from bespoke.core.settings import Training, allowed, problem
 from bespoke.data import DATASETS, PARTITIONS
 from bespoke.data.settings import DataSettings
+from bespoke.data.transforms import TRANSFORMS, name_in
 from bespoke.errors import UserError, shown
 from bespoke.files import experiments_folder, parse_toml, read_settings
 from bespoke.models import MODELS
@@ -58,6 +59,7 @@ _LATER = (  # settings that older runs lack: at their defaults not hashed
     ("data", "categorical"),
     ("data", "delimiter"),
     ("data", "size"),
+    ("data", "transform"),
 )
 _KINDS = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
 
@@ -124,10 +126,12 @@ class Experiment:
         return data, dataclasses.replace(self.model, vectors=seen(self.model.vectors), start=seen(self.model.start))
 
     def import_modules(self) -> None:
-        """Import the modules that hold the data set, the partition or the model; the method is already imported."""
+        """Import the modules that hold data set, partition, transform or model; the method is already imported."""
         for table, key, registry in _NAMED:
             if table in _TABLES:
                 registry.import_path(getattr(getattr(self, table), key), f"[{table}] {key}")
+        for step in self.data.transform:
+            TRANSFORMS.import_path(name_in(step), "[data] transform")
 
     def tables(self) -> dict[str, Any]:
         """Return the experiment as plain values, as in ``config.toml``."""

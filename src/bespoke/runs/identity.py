@@ -23,7 +23,7 @@ from bespoke.machine import cores
 from bespoke.records import FEDERATION, ROUNDS, RunFolder, Sound, is_count, is_list_of, is_text
 from bespoke.runs.folder import ELSEWHERE
 
-PIECE = 2**24  # bytes of rows gathered at once
+PIECE = 2**22  # bytes of rows gathered at once
 THREADS = 8  # that hash
 
 SIZES = ("train", "val", "test")
@@ -63,7 +63,7 @@ def _weights_hash(params: Tree) -> str:
 def content_hashes(pool: FederatedData) -> list[str]:
     """Return a hash of each client's x and y of its train, validation and test rows, in order, and its constants.
 
-    Some threads share the clients. Each gathers rows in pieces of 16 MiB, so memory stays bounded whatever the clients'
+    Some threads share the clients. Each gathers rows in pieces of 4 MiB, so memory stays bounded whatever the clients'
     sizes.
     """
     splits = [getattr(pool, name) for name in SIZES]

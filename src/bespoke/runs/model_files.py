@@ -110,9 +110,10 @@ def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
         return {"name": _IMAGES, "settings": {key: getattr(data, key) for key in _SEEN}}
     if isinstance(pool.transform, Steps):
         told = [{type(step).__name__: vars(step)} for step in pool.transform.steps if type(step) in _OWN_STEPS.values()]
-        whole = len(told) == len(pool.transform.steps)
+        last = pool.transform.last
+        whole = len(told) == len(pool.transform.steps) and last in (None, sixteen_levels_to_unit)
         how = {"name": _STEPS} if whole else {"object": repr(pool.transform)[:200]}
-        return how | {"settings": {"steps": told}}
+        return how | {"settings": {"steps": told, "last": _PLAIN if last is None else _LEVELS}}
     path = path_of(pool.transform)
     return {"path": path} if path else {"object": getattr(pool.transform, "__qualname__", "the transform")}
 
@@ -349,11 +350,12 @@ def rebuilt_objective(card: Card, given: Objective | str | None, trust: bool, wh
 def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transform | None:
     """Return the transform of a file, or the one that is given for it, as to ``federate`` where it was given there."""
     origin = card["transform"]
+    last = sixteen_levels_to_unit if origin.get("settings", {}).get("last") == _LEVELS else None
     if given is not None:
         own = tuple(given) if isinstance(given, Sequence) else (given,)
         if not all(map(callable, own)):
             raise UserError(f"transform=... takes a function, not {shown(given)}")
-        return Steps(own) if "steps" in origin.get("settings", {}) else given
+        return Steps(own, last) if "steps" in origin.get("settings", {}) else given
     if "object" in origin:
         raise _wanted(origin, "transform", "transform", where)
     if "path" in origin:
@@ -363,7 +365,7 @@ def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transf
         _PLAIN: lambda: None,
         _SYMMETRIC: lambda: None,  # what is done to 8-bit numbers where there is no transform
         _LEVELS: lambda: sixteen_levels_to_unit,
-        _STEPS: lambda: Steps(tuple(_step(told, where) for told in origin["settings"]["steps"])),
+        _STEPS: lambda: Steps(tuple(_step(told, where) for told in origin["settings"]["steps"]), last),
         _IMAGES: lambda: compose(DataSettings(**read_fields(origin.get("settings", {}), DataSettings, where))),
     }
     if origin["name"] not in known:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bespoke.data import home
 from bespoke.data.images.corrupt import CIFAR_S, CORRUPTIONS, SEVERITIES, Pair, corrupt, parse
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources import store
@@ -60,7 +61,7 @@ def corrupted(x: np.ndarray, lists: Sequence[np.ndarray], pairs: Sequence[Pair |
     rows_of = {pair: np.sort(np.concatenate(of[pair])) for pair in sorted(of)}
     order = np.concatenate(list(rows_of.values()))
     clean = np.ascontiguousarray(x[order])
-    path = store.root() / "derived" / f"corrupted-{_name(rows_of, clean)}.npy"
+    path = home.root() / "derived" / f"corrupted-{_name(rows_of, clean)}.npy"
     found = _read(path, clean.shape)
     if found is None:
         found, start = np.empty_like(clean), 0

@@ -16,9 +16,10 @@ from bespoke.core import memory
 from bespoke.core.data import Transform
 from bespoke.core.tree import Tree
 from bespoke.data.examples import ClientArrays, Examples, join
+from bespoke.data.mapped import room
 from bespoke.data.sources.archives import Allowance, plausible
 from bespoke.data.sources.catalogue import CATALOGUE
-from bespoke.data.sources.npz import Npz
+from bespoke.data.sources.npz import Npz, read_all
 from bespoke.data.sources.own import csv, hf, image_folder, matched, named_by_file, parquet
 from bespoke.errors import UserError
 from bespoke.registry import closest
@@ -90,17 +91,21 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
     """Your own: one .npz per client at path, with x, y and optionally x_test, y_test."""
     paths = matched(path, "the clients' .npz archives")
     named_by_file(paths)
-    allowance = Allowance(min(memory.free(), plausible(paths)))
-    return join([_read_client(each, allowance) for each in paths], num_classes, test, rng, classes=None)
-
-
-def _read_client(path: Path, allowance: Allowance) -> ClientArrays:
-    archive = Npz(path, allowance)
-    arrays = {name: archive.read(name) for name in ("x", "y", "x_test", "y_test") if name in archive.headers}
-    missing = [name for name in ("x", "y") if name not in arrays]
-    if missing:
-        raise UserError(f"{path} has no array {missing[0]!r}: save it with numpy.savez(path, x=..., y=...)")
-    return ClientArrays(path.stem, str(path), **arrays)
+    allowance = Allowance(min(room(), plausible(paths)))
+    archives = [Npz(each, allowance) for each in paths]
+    for archive in archives:
+        missing = [name for name in ("x", "y") if name not in archive.headers]
+        if missing:
+            raise UserError(f"{archive.path} has no array {missing[0]!r}: save it with numpy.savez(path, x=..., y=...)")
+    examples, targets = (
+        [(archive, name) for archive in archives for name in names if name in archive.headers]
+        for names in (("x", "x_test"), ("y", "y_test"))
+    )
+    arrays: dict[Path, dict[str, np.ndarray]] = {path: {} for path in paths}
+    for (archive, name), values in zip(examples + targets, read_all(examples) + read_all(targets), strict=True):
+        arrays[archive.path][name] = values
+    clients = [ClientArrays(path.stem, str(path), **own) for path, own in arrays.items()]
+    return join(clients, num_classes, test, rng, classes=None)
 
 
 class _Facts(NamedTuple):

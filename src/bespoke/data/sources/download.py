@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bespoke.data.sources import store
+from bespoke.data import home
 from bespoke.data.sources.entry import Entry, File
 from bespoke.errors import UserError, reason
 
@@ -18,14 +18,14 @@ def download(entry: Entry, file: File, progress: Progress | None = None) -> Path
     """Return the official file, downloaded if needed, with the right MD5 where one is known."""
     import pooch
 
-    folder = store.root() / "downloads" / (file.shared or entry.name)
+    folder = home.root() / "downloads" / (file.shared or entry.name)
     path = folder / file.name
     pooch.get_logger().setLevel("ERROR")
     problem = ""
     for address in file.addresses:
         bar = progress(file.name) if progress is not None and not path.exists() else None
         try:
-            with store.writing(file.name), _network():
+            with home.writing(file.name), _network():
                 folder.mkdir(parents=True, exist_ok=True)
                 downloader = pooch.HTTPDownloader(progressbar=bar or False, timeout=60)
                 pooch.retrieve(address, None, file.name, folder, downloader=downloader)

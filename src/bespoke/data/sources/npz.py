@@ -4,12 +4,13 @@ import math
 import tokenize
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 
+from bespoke.data.mapped import stacked, too_large
 from bespoke.data.sources.archives import PIECE, Allowance, opened, reading
 from bespoke.errors import UserError, shown
 
@@ -46,16 +47,12 @@ class Npz:
         return f"{shown(file, 100)} in {self.path.name}"
 
     def read(self, name: str) -> np.ndarray:
-        """Return an array whole."""
-        header, pieces, start = self.headers[name], self.pieces(name), 0
+        """Return an array whole, memory-mapped if it is too large for memory."""
+        header, pieces = self.headers[name], self.pieces(name)
         if not header.shape:
             return next(pieces).reshape(())
         with reading(self._where(f"{name}.npy")):
-            out = np.empty(header.shape, header.dtype)
-        for piece in pieces:
-            out[start : start + len(piece)] = piece
-            start += len(piece)
-        return out
+            return stacked(pieces, header.shape, header.dtype)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         """Return an array in order, some rows (n, ...) at a time; it is refused at once if it is too large."""
@@ -82,6 +79,17 @@ class Npz:
             for start in range(0, header.rows, some):
                 count = min(some, header.rows - start)
                 yield _exactly(file, dtype, count * row).reshape(count, *header.shape[1:])
+
+
+def read_all(wanted: Sequence[tuple[Npz, str]]) -> list[np.ndarray]:
+    """Return arrays of several archives; together too large for memory, they follow each other in one mapped file."""
+    headers = [archive.headers[name] for archive, name in wanted]
+    first, rows = headers[0], [header.rows for header in headers]
+    alike = first.shape and len({(header.shape[1:], header.dtype) for header in headers}) == 1
+    if not (alike and too_large(first.dtype.itemsize * math.prod(first.shape[1:]) * sum(rows))):
+        return [archive.read(name) for archive, name in wanted]
+    parts = (piece for archive, name in wanted for piece in archive.pieces(name))
+    return np.split(stacked(parts, (sum(rows), *first.shape[1:]), first.dtype), np.cumsum(rows)[:-1])
 
 
 def _header(file: IO[bytes]) -> Header:

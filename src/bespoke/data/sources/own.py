@@ -5,17 +5,18 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bespoke.core import memory
 from bespoke.core.inputs import MISSING, Column, InputContract, as_number, missing, ordered
+from bespoke.data.mapped import PIECE, pieces, room, stacked, taken, too_large
 from bespoke.data.sources import folders
 from bespoke.data.sources.archives import Allowance, plausible, reading
 from bespoke.data.sources.npz import Npz
-from bespoke.data.sources.tables import Table, Wanted, of_arrow, read_csv, read_parquet, size_of
+from bespoke.data.sources.tables import Table, Wanted, of_arrow, read_csv, read_parquet, rows_of_parquet, size_of
 from bespoke.errors import UserError, shown
 from bespoke.registry import closest
 
@@ -94,8 +95,10 @@ def from_csv(
     each category. ``categorical`` columns are categories although they look like numbers.
     """
     found = matched(paths, "the clients' CSV files")
-    memory.require(size_of(found), "the CSV files", "give fewer, or store them as .npz archives")
-    return _clients(found, lambda path, wanted: read_csv(path, wanted, delimiter), client, label, features, categorical)
+    mapped = too_large(size_of(found))  # a number takes 8 bytes, and mostly as many characters
+    return _clients(
+        found, lambda path, wanted: read_csv(path, wanted, delimiter, mapped), client, label, features, categorical
+    )
 
 
 def from_parquet(
@@ -108,8 +111,10 @@ def from_parquet(
 ) -> OwnClients:
     """Read clients from Parquet files; the arguments are those of :func:`from_csv`."""
     found = matched(paths, "the clients' Parquet files")
-    memory.require(size_of(found), "the Parquet files", "give fewer")
-    return _clients(found, read_parquet, client, label, features, categorical)
+    mapped = too_large(sum(8 * math.prod(rows_of_parquet(path)) for path in found))
+    return _clients(
+        found, lambda path, wanted: read_parquet(path, wanted, mapped), client, label, features, categorical
+    )
 
 
 def from_hf(
@@ -189,22 +194,32 @@ def _clients(
     _check_columns(tables, names, categorical)
     classes = _classes(tables, label)
     columns = tuple(_column(tables, name, name in categorical) for name in names)
-    width = sum(len(column.features) for column in columns)
-    memory.require(8 * width * sum(table.rows for table in tables), f"{width:,} features", "name fewer in features")
+    width, sizes = sum(len(column.features) for column in columns), [table.rows for table in tables]
     contract = InputContract((width,), "float32", columns, classes, label)
-    xs = [contract.encode(table.columns, table.where) for table in tables]
-    ys = [contract.encode_labels(table.columns[label], table.where) for table in tables]
-    notes = _notes(tables, columns)
-    if not client:
-        return OwnClients(dict(zip(files, zip(xs, ys, strict=True), strict=True)), contract, notes)
-    owner = np.concatenate([_present(table, client) for table in tables])
-    x, y = np.concatenate(xs), np.concatenate(ys)
-    place = {name: i for i, name in enumerate(ordered(owner.tolist()))}
-    number = np.array([place[name] for name in owner.tolist()])
-    order = np.argsort(number, kind="stable")
-    ends = np.cumsum(np.bincount(number))[:-1]
-    parts = zip(np.split(x[order], ends), np.split(y[order], ends), strict=True)
-    return OwnClients(dict(zip(place, parts, strict=True)), contract, notes)
+    x = stacked(_encoded(tables, contract), (sum(sizes), width), np.float32)
+    y = np.concatenate([contract.encode_labels(table.columns[label], table.where) for table in tables])
+    if client:
+        owner = np.concatenate([_present(table, client) for table in tables]).tolist()
+        place = {name: i for i, name in enumerate(ordered(owner))}
+        number = np.array([place[name] for name in owner])
+        order, files, sizes = np.argsort(number, kind="stable"), list(place), np.bincount(number).tolist()
+        x, y = (x, y) if (np.diff(order) == 1).all() else (taken(x, order), y[order])
+    ends = np.cumsum(sizes)[:-1]
+    parts = zip(np.split(x, ends), np.split(y, ends), strict=True)
+    return OwnClients(dict(zip(files, parts, strict=True)), contract, _notes(tables, columns))
+
+
+def _encoded(tables: Sequence[Table], contract: InputContract) -> Iterator[np.ndarray]:
+    """Yield the features (n, F) of all tables in order, some rows at a time."""
+    step = max(1, PIECE // (8 * max(1, contract.shape[0])))
+    for table in tables:
+        for i in range(0, table.rows, step):
+            some = {name: values[i : i + step] for name, values in table.columns.items()}
+            yield contract.encode(some, partial(_place, table, i))
+
+
+def _place(table: Table, first: int, row: int) -> str:
+    return table.where(first + row)
 
 
 def _check_columns(tables: Sequence[Table], names: Sequence[str], categorical: Sequence[str]) -> None:
@@ -282,7 +297,7 @@ def _notes(tables: Sequence[Table], columns: Sequence[Column]) -> tuple[str, ...
     for column in columns:
         if column.categories:
             continue
-        parts = [table.columns[column.name] for table in tables]
+        parts = [piece for table in tables for piece in pieces(table.columns[column.name])]
         if all((part == np.floor(part)).all() for part in parts):
             whole.append(column.name)
             large += [column.name] if any((np.abs(part) > _EXACT).any() for part in parts) else []
@@ -313,18 +328,17 @@ def _of_pictures(found: Sequence[folders.Found], size: int, label: str = "") -> 
     """Decode pictures (client, class, picture), which are in order within their class."""
     shape = folders.common_shape([picture for _, _, picture in found], size)
     clients, classes = ordered([client for client, _, _ in found]), tuple(ordered([word for _, word, _ in found]))
-    memory.require(2 * len(found) * math.prod(shape), f"{len(found):,} pictures of shape {shape}", "set a smaller size")
     number = {word: i for i, word in enumerate(classes)}
     own: dict[str, list[tuple[int, folders.Picture]]] = {client: [] for client in clients}
     for client, word, picture in found:
         own[client].append((number[word], picture))
-    arrays = {}
-    for client, rows in own.items():
+    for rows in own.values():
         rows.sort(key=lambda row: row[0])
-        x = np.empty((len(rows), *shape), np.uint8)
-        for i, (_, picture) in enumerate(rows):
-            x[i] = folders.decode(picture, shape, resize=size > 0)
-        arrays[client] = (x, np.array([label for label, _ in rows], np.int64))
+    pixels = (folders.decode(picture, shape, resize=size > 0)[None] for rows in own.values() for _, picture in rows)
+    x = stacked(pixels, (len(found), *shape), np.uint8)
+    ends = np.cumsum([len(rows) for rows in own.values()])[:-1]
+    ys = [np.array([label for label, _ in rows], np.int64) for rows in own.values()]
+    arrays = dict(zip(own, zip(np.split(x, ends), ys, strict=True), strict=True))
     return OwnClients(arrays, InputContract(shape, "uint8", classes=classes, label=label, resized=size > 0))
 
 
@@ -342,7 +356,7 @@ def read_rows(
     if path.is_dir():
         return _read_pictures(path, contract)
     if path.suffix == ".npz":
-        archive = Npz(path, Allowance(min(memory.free(), plausible([path]))))
+        archive = Npz(path, Allowance(min(room(), plausible([path]))))
         if "x" not in archive.headers:
             raise UserError(f"{path} has no array 'x': save it with numpy.savez(path, x=...)")
         y = archive.read("y") if "y" in archive.headers else None

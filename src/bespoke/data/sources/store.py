@@ -1,7 +1,6 @@
 """The data folder: one subfolder per data set, with memory-mapped .npy arrays and a manifest.
 
-The folder is ``$BESPOKE_DATA``, or ``bespoke`` in the user's cache folder. A set is written to a temporary folder
-beside it and renamed as a whole, so it is there completely or not at all.
+A set is written to a temporary folder beside it and renamed as a whole, so it is there completely or not at all.
 """
 
 import json
@@ -17,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from bespoke.data.examples import Examples
+from bespoke.data.home import root, writing
 from bespoke.data.sources.content import Hashes
 from bespoke.errors import UserError
-from bespoke.files import fsync_folder, reason_and_cure, write_whole
+from bespoke.files import fsync_folder, write_whole
 
-VARIABLE = "BESPOKE_DATA"
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -32,14 +31,6 @@ _CHUNK = 2**24  # bytes
 Manifest = dict[str, Any]
 
 
-def root() -> Path:
-    """Return the folder of all data sets; it need not exist."""
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE]).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "bespoke"
-
-
 def folder(name: str) -> Path:
     """Return the folder of one data set."""
     return root() / name
@@ -48,17 +39,6 @@ def folder(name: str) -> Path:
 def holds(name: str) -> bool:
     """Return whether a data set is stored here."""
     return (folder(name) / MANIFEST).is_file()
-
-
-@contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Report in one sentence why something could not be written to the data folder."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write {what} below {root()}: {reason_and_cure(error)}, or set {VARIABLE} to another folder"
-        ) from error
 
 
 @contextmanager

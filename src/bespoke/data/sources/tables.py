@@ -4,19 +4,20 @@ import contextlib
 import csv
 import os
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from bespoke.core import memory
 from bespoke.core.inputs import MISSING, Where, as_number
+from bespoke.data.mapped import Grid, room
 from bespoke.data.sources.archives import reading
 from bespoke.errors import UserError, reason, shown
 from bespoke.registry import closest
 
 _BLOCK = 4096  # rows that are text at a time
+_BATCH = 2**16  # rows of a Parquet file at a time
 _OTHERS = (";", "\t", "|")  # separators that a file may have instead
 _LONGEST = csv.field_size_limit()  # characters of a cell, of which a quotation mark without its end is the usual cause
 
@@ -24,7 +25,8 @@ _LONGEST = csv.field_size_limit()  # characters of a cell, of which a quotation 
 class Table(NamedTuple):
     """The columns of a file that were asked for."""
 
-    columns: dict[str, np.ndarray]  # (n,) float64, NaN where there is no value; or words, "" where there is none
+    # (n,) float64, NaN where there is no value, in a file if they are many; or words, "" where there is none
+    columns: dict[str, np.ndarray]
     where: Where  # the place of a row
     path: Path
 
@@ -56,13 +58,51 @@ class Wanted(NamedTuple):
         return [*features, *others]
 
 
+class _Columns:
+    """The columns of a file, filled block by block: numbers, or words from the first block on that has one."""
+
+    def __init__(self, names: Sequence[str], most: int, mapped: bool) -> None:
+        self.names, self.rows = names, 0
+        self._numbers = Grid(len(names), most, mapped)
+        self._words: dict[str, list[np.ndarray]] = {}
+
+    def add(self, block: Sequence[np.ndarray]) -> None:
+        """Append some rows (n,) to each column; numbers beside words become their shortest text."""
+        for i, (name, values) in enumerate(zip(self.names, block, strict=True)):
+            if values.dtype == object and name not in self._words:
+                self._words[name] = [_texts(self._numbers.column(i, self.rows))]
+            if name in self._words:
+                self._words[name].append(values if values.dtype == object else _texts(values))
+            else:
+                self._numbers.put(i, self.rows, values)
+        self.rows += len(block[0])
+
+    def whole(self) -> dict[str, np.ndarray]:
+        """Return all columns (rows,) by name."""
+        words = {name: np.concatenate(parts) for name, parts in self._words.items()}
+        return {name: words.get(name, self._numbers.column(i, self.rows)) for i, name in enumerate(self.names)}
+
+
+def _words(cells: Sequence[str]) -> np.ndarray:
+    """Return words as an array of objects in which equal words are one object."""
+    known: dict[str, str] = {}
+    found = np.empty(len(cells), object)
+    found[:] = [known.setdefault(cell, cell) for cell in cells]
+    return found
+
+
+def _texts(values: np.ndarray) -> np.ndarray:
+    return _words(["" if value != value else f"{value:.15g}" for value in values.tolist()])
+
+
 # --- CSV ----------------------------------------------------------------------------------------------------------
 
 
-def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Table:
+def read_csv(path: Path, wanted: Wanted, delimiter: str = ",", mapped: bool = False) -> Table:
     """Read a CSV file in UTF-8 whose first line names the columns; spaces around a cell do not count.
 
-    A column is numbers if every cell that has a value is one; else words, and so are those in ``wanted.text``.
+    A column is numbers, in a file if ``mapped``, if every cell that has a value is one; else words, and so are those in
+    ``wanted.text``.
     """
     if len(delimiter) != 1 or delimiter in '"\r\n ':
         raise UserError(f"delimiter = {delimiter!r} cannot separate cells: give one character, such as ';'")
@@ -73,7 +113,7 @@ def read_csv(path: Path, wanted: Wanted, delimiter: str = ",") -> Table:
         with reading(path):
             file = path.open(encoding="utf-8-sig", newline="")
         with file:
-            return _table(file, path, wanted, delimiter)
+            return _table(file, path, wanted, delimiter, mapped)
     except UnicodeDecodeError as error:
         line = _line_that_is_not_utf8(path)
         raise UserError(f"{path}, line {line}: it is not UTF-8 text ({error.reason}): save it as UTF-8") from None
@@ -91,30 +131,33 @@ def _line_that_is_not_utf8(path: Path) -> int:
     return 1
 
 
-def _table(file: IO[str], path: Path, wanted: Wanted, delimiter: str) -> Table:
+def _table(file: IO[str], path: Path, wanted: Wanted, delimiter: str, mapped: bool) -> Table:
     rows = csv.reader(file, delimiter=delimiter, strict=True, skipinitialspace=True)
     records = _records(rows, path)
     header = [name.strip() for name in next(records, [])]
     _check_header(header, path, delimiter)
     names = wanted.of(header, path)
     places = [header.index(name) for name in names]
-    blocks: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    lines, some = array("q"), []
+    most = os.fstat(file.fileno()).st_size // len(header) + 1  # rows, which have a separator or an end for each cell
+    columns, lines, some = _Columns(names, most, mapped), array("q"), []
     for record in records:
         if len(record) != len(header):
             raise UserError(
                 f"{path}, line {rows.line_num}: {len(record)} cells under {len(header)} names: "
                 "correct the line; a cell with a separator in it needs quotation marks"
             )
+        if len(lines) == most:
+            raise UserError(f"{path} grew while it was read: read it when it is complete")
         some.append(record)
         lines.append(rows.line_num)
         if len(some) == _BLOCK:
-            _add(blocks, some, places, wanted.text)
+            columns.add(_block(some, names, places, wanted.text))
             some = []
-    _add(blocks, some, places, wanted.text)
     if not lines:
         raise UserError(f"{path} has no rows below its header: give it some, or leave it out")
-    return Table({n: _joined(parts) for n, parts in blocks.items()}, lambda row: f"line {lines[row]} of {path}", path)
+    if some:
+        columns.add(_block(some, names, places, wanted.text))
+    return Table(columns.whole(), lambda row: f"line {lines[row]} of {path}", path)
 
 
 def _records(rows: Any, path: Path) -> Iterator[list[str]]:
@@ -146,12 +189,16 @@ def _check_header(header: Sequence[str], path: Path, delimiter: str) -> None:
         raise UserError(f"{path} has two columns {twice!r}: rename one")
 
 
-def _add(blocks: dict[str, list[np.ndarray]], rows: list[list[str]], places: list[int], text: Collection[str]) -> None:
-    """Append some rows to each column, as numbers where all cells are."""
-    for (name, parts), place in zip(blocks.items(), places, strict=True):
+def _block(
+    rows: Sequence[list[str]], names: Sequence[str], places: Sequence[int], text: Collection[str]
+) -> list[np.ndarray]:
+    """Return some rows' cells of each column (n,), as numbers where all cells are."""
+    found = []
+    for name, place in zip(names, places, strict=True):
         cells = [row[place] for row in rows]
         values = None if name in text else _numbers(cells)
-        parts.append(_words([cell.strip() for cell in cells]) if values is None else values)
+        found.append(_words([cell.strip() for cell in cells]) if values is None else values)
+    return found
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
@@ -164,32 +211,12 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     return None if None in found else np.array(found, np.float64)
 
 
-def _words(cells: Sequence[str]) -> np.ndarray:
-    """Return words as an array of objects in which equal words are one object."""
-    known: dict[str, str] = {}
-    found = np.empty(len(cells), object)
-    found[:] = [known.setdefault(cell, cell) for cell in cells]
-    return found
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the blocks of a column; numbers beside words become their shortest text."""
-    if len({part.dtype.kind for part in parts if len(part)}) < 2:
-        return np.concatenate([part for part in parts if len(part)] or parts)
-    return np.concatenate(
-        [part if part.dtype == object else _words([_text(v) for v in part.tolist()]) for part in parts]
-    )
-
-
-def _text(value: float) -> str:
-    return "" if value != value else f"{value:.15g}"
-
-
 # --- Parquet and Arrow --------------------------------------------------------------------------------------------
 
 
-def read_parquet(path: Path, wanted: Wanted) -> Table:
-    """Read the columns of a Parquet file that are asked for."""
+def read_parquet(path: Path, wanted: Wanted, mapped: bool = False) -> Table:
+    """Read the columns of a Parquet file that are asked for; numbers are kept in a file if ``mapped``."""
+    import pyarrow
     import pyarrow.parquet
 
     with reading(path), path.open("rb") as file:
@@ -198,17 +225,38 @@ def read_parquet(path: Path, wanted: Wanted) -> Table:
         if len(set(header)) < len(header):
             raise ValueError("it has two columns of one name")
         names, rows = wanted.of(header, path), opened.metadata.num_rows
-        memory.require(8 * rows * len(names), f"{rows:,} rows of {path}", "name fewer columns in features")
-        return of_arrow(opened.read(names), wanted, path)
+        if 8 * rows * len(names) > room():
+            raise UserError(
+                f"there is no room for {rows:,} rows of {path}: name fewer columns in features, or make room"
+            )
+        batches = (pyarrow.Table.from_batches([batch]) for batch in opened.iter_batches(_BATCH, columns=names))
+        return _of_batches(batches, names, rows, wanted, path, mapped)
+
+
+def rows_of_parquet(path: Path) -> tuple[int, int]:
+    """Return the numbers of rows and columns of a Parquet file."""
+    import pyarrow.parquet
+
+    with reading(path), path.open("rb") as file:
+        found = pyarrow.parquet.ParquetFile(file).metadata
+        return found.num_rows, found.num_columns
 
 
 def of_arrow(table: Any, wanted: Wanted, path: Path) -> Table:
     """Return the columns of an Arrow table that are asked for; ``path`` is its name in sentences."""
-    names = wanted.of(table.column_names, path)
-    if not table.num_rows:
+    return _of_batches([table], wanted.of(table.column_names, path), table.num_rows, wanted, path, mapped=False)
+
+
+def _of_batches(
+    batches: Iterable[Any], names: Sequence[str], rows: int, wanted: Wanted, path: Path, mapped: bool
+) -> Table:
+    """Return the columns of Arrow tables one below the other, which have so many rows."""
+    if not rows:
         raise UserError(f"{path} has no rows: give it some, or leave it out")
-    columns = {name: _of_arrow(table[name], name, name in wanted.text, path) for name in names}
-    return Table(columns, lambda row: f"row {row} of {path}", path)
+    columns = _Columns(names, rows, mapped)
+    for batch in batches:
+        columns.add([_of_arrow(batch[name], name, name in wanted.text, path) for name in names])
+    return Table(columns.whole(), lambda row: f"row {row} of {path}", path)
 
 
 def _of_arrow(column: Any, name: str, text: bool, path: Path) -> np.ndarray:
@@ -225,7 +273,7 @@ def _of_arrow(column: Any, name: str, text: bool, path: Path) -> np.ndarray:
     if not numeric:
         raise UserError(f"column {name!r} of {path} holds {kind} values: leave it out with features, or convert it")
     found = column.cast(kind).cast("float64", safe=False).to_numpy()
-    return _words([_text(value) for value in found.tolist()]) if text else found
+    return _texts(found) if text else found
 
 
 # --- files --------------------------------------------------------------------------------------------------------
