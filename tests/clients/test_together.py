@@ -23,7 +23,6 @@ from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.errors import UserError
 from bespoke.runs import api, spreading
-from bespoke.runs.experiment import load
 
 COMMON = {
     "data": {"validation": 0.2, "clients": 9, "new_clients": 2, "rows": 300},

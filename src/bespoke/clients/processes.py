@@ -128,8 +128,9 @@ def together(number: int, work: Callable[[], T]) -> T:
     alone = {name: os.environ.pop(name) for name in _PLACES if name in os.environ}  # of another launcher
     try:
         torch.set_num_threads(1)
-        _start(number, work, others)
-        return work()
+        with contextlib.ExitStack() as kept:
+            _start(number, work, others, kept)
+            return work()
     except PeerLostError as lost:
         raise _told(others) or lost from None
     finally:
@@ -146,15 +147,15 @@ def together(number: int, work: Callable[[], T]) -> T:
         os.environ.update(alone)
 
 
-def _start(number: int, work: Callable[[], Any], others: list[_Fork]) -> None:
-    """Fork the ``others`` and meet them."""
+def _start(number: int, work: Callable[[], Any], others: list[_Fork], kept: contextlib.ExitStack) -> None:
+    """Fork the ``others`` and meet them at a file that is ``kept``, since the last may come late."""
     try:
-        with tempfile.TemporaryDirectory(prefix="bespoke-") as name:
-            for turn in range(1, number):
-                _fork(Path(name) / "meeting", turn, number, work, others)
-            if not all(os.read(other.said, 1) for other in others):  # meeting them would wait for one that is gone
-                raise PeerLostError("a process of this run ended before it began: is there enough memory?")
-            _meet(Path(name) / "meeting", 0, number)
+        place = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="bespoke-"))) / "meeting"
+        for turn in range(1, number):
+            _fork(place, turn, number, work, others)
+        if not all(os.read(other.said, 1) for other in others):  # meeting them would wait for one that is gone
+            raise PeerLostError("a process of this run ended before it began: is there enough memory?")
+        _meet(place, 0, number)
     except OSError as error:
         raise UserError(
             f"cannot start {number} processes: {error.strerror or error}; use --processes 1 (processes=1 in Python)"
