@@ -125,10 +125,6 @@ def test_what_replaces_a_kernel_computes_the_same():
     near = {"rtol": 3e-2, "atol": 3e-2}
     torch.testing.assert_close(kernels.plain_conv(conv, x).float(), conv(x), **near)
     torch.testing.assert_close(kernels.plain_norm(norm, x, x).float(), norm(x, x), **near)
-    images = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
-    rows = torch.tensor([3, 0])
-    taken = kernels.plain_take(images, rows, torch.float32)
-    assert taken.equal(images[rows].float() / 127.5 - 1)
 
 
 def test_a_kernel_that_gains_little_everywhere_is_named():
