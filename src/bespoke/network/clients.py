@@ -130,7 +130,7 @@ class NetworkClients:
                 except MessageError as error:
                     asked.refused[client] = str(error)
         for client, why in asked.refused.items():
-            self.notes.append(f"the evaluation of client {client} in round {round} was refused: {why}")
+            self._note(f"scores of client {client} were refused: {why}")
         return found
 
     def finish(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> dict[int, str]:
@@ -178,9 +178,9 @@ class NetworkClients:
             for key, answer in answers:
                 if key in requests and self._heard(requests[key], answer, asked):
                     del requests[key]
+            if requests and time.monotonic() >= end:
+                break
             if requests and not answers:
-                if time.monotonic() >= end:
-                    break
                 time.sleep(self.patience.interval)
         late = f"it did not answer within {self.patience.seconds:g} s"
         asked.missing |= dict.fromkeys((request.client for request in requests.values()), late)
@@ -220,7 +220,7 @@ class NetworkClients:
         if reply.kind == "lost" and request.accepted:
             member = self.store.members[client]
             asked.missing[client] = f"its state of round {member.accepted} is lost, so that it begins anew"
-            self.notes.append(f"client {client} has lost its state of round {member.accepted} and begins anew")
+            self._note(f"client {client} has lost its state of round {member.accepted} and begins anew")
             member.accepted, member.version = 0, ""
         elif (reply.experiment, reply.federation) != (request.experiment, request.federation):
             asked.refused[client] = "its answer is of another experiment or run"
@@ -268,8 +268,12 @@ class NetworkClients:
         member.strikes += 1
         if member.strikes != STRIKES:
             return ""
-        self.notes.append(f"client {client} is in quarantine from round {round} on: {STRIKES} refused uploads in a row")
-        return f"; the {STRIKES}rd in a row, so that it is in quarantine"
+        self._note(f"client {client} is in quarantine after round {round}: {STRIKES} uploads in a row were refused")
+        return f"; after {STRIKES} such uploads in a row it is in quarantine"
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _scores(self, client: int, reply: Reply) -> list[Evaluated]:
         """Return the scores of an answer."""
