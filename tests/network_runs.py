@@ -10,7 +10,7 @@ import toy
 from torch import nn
 
 from bespoke.algorithms import ALGORITHMS
-from bespoke.core import rng
+from bespoke.core import rng, tree
 from bespoke.core.data import Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
@@ -107,24 +107,32 @@ def federation(terms, clients):
 class Network:
     """The folders of a server and its nodes, in which a federation may begin again and again."""
 
-    def __init__(self, terms, folder, change=lambda request, reply: reply):
-        self.terms, self.folder, self.server = terms, folder, folder / "server"
-        self.server.mkdir(parents=True)
-        self.keys = [f"key {c}" for c in range(data().total_clients)]
+    def __init__(self, terms, folder, change=lambda request, reply: reply, pool=None):
+        self.terms, self.pool, self.folder, self.server = terms, pool or data(), folder, folder / "server"
+        self.server.mkdir(parents=True, exist_ok=True)
+        self.keys = [f"key {c}" for c in range(self.pool.total_clients)]
         self.finished = {}
         self.wire = Wire(self.keys, self.node, change)
 
     def node(self, key):
         """A client's node, with its own rows alone."""
-        client = self.keys.index(key)
-        rows = {split: getattr(data(), split).client(client) for split in ("train", "test")}
-        mine = {split: rows_of(self.terms.task, data().x[own], data().y[own]) for split, own in rows.items()}
-        return Node(self.terms, mine, self.folder / key, lambda request, tree: self.finished.update({client: tree}))
+        client, pool, task = self.keys.index(key), self.pool, self.terms.task
+        rows = {split: getattr(pool, split).client(client) for split in ("train", "test", "val")}
+        extra = tree.map(lambda leaf: leaf[client], pool.extra)
+        mine = {
+            split: rows_of(task, pool.x[own].clone(), pool.y[own].clone(), extra, pool.transform)
+            for split, own in rows.items()
+            if len(own)
+        }
+        return Node(
+            self.terms, mine, self.folder / key, lambda request, personal: self.finished.update({client: personal})
+        )
 
     def clients(self, patience=Patience(0.0, 1, 0.0)):  # noqa: B008 - it is frozen
         """The server's side, with nothing in memory from before."""
-        members = [Member(key, data().train.sizes[c]) for c, key in enumerate(self.keys)]
-        answers = dry_run(self.terms, made_up(self.terms.task, data().inputs))
+        members = [Member(key, self.pool.train.sizes[c]) for c, key in enumerate(self.keys)]
+        extra = tree.map(lambda leaf: leaf[0], self.pool.extra)
+        answers = dry_run(self.terms, made_up(self.terms.task, self.pool.inputs, extra, self.pool.transform))
         return NetworkClients(self.terms, answers, Ledger(members), self.wire, patience=patience)
 
     def versions(self, clients, client):
