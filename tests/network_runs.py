@@ -128,12 +128,13 @@ class Network:
             self.terms, mine, self.folder / key, lambda request, personal: self.finished.update({client: personal})
         )
 
-    def clients(self, patience=Patience(0.0, 1, 0.0)):  # noqa: B008 - it is frozen
-        """The server's side, with nothing in memory from before."""
+    def clients(self, patience=Patience(0.0, 1, 0.0), terms=None, **options):  # noqa: B008 - it is frozen
+        """The server's side, with nothing in memory from before; its terms may be others than the nodes'."""
+        terms = terms or self.terms
         members = [Member(key, self.pool.train.sizes[c]) for c, key in enumerate(self.keys)]
         extra = tree.map(lambda leaf: leaf[0], self.pool.extra)
-        answers = dry_run(self.terms, made_up(self.terms.task, self.pool.inputs, extra, self.pool.transform))
-        return NetworkClients(self.terms, answers, Ledger(members), self.wire, patience=patience)
+        answers = dry_run(terms, made_up(terms.task, self.pool.inputs, extra, self.pool.transform))
+        return NetworkClients(terms, answers, Ledger(members), self.wire, patience=patience, **options)
 
     def versions(self, clients, client):
         """A client's states on its disk."""

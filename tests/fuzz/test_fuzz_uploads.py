@@ -215,7 +215,7 @@ def of_heads(draw):
         if kind == "replay":
             return head | {"round": max(head["round"] + off, 0), "client": head["client"]}, leaves
         if kind == "logged":
-            logged = {name: bad} if name == "loss" else {"bytes_up": amount}
+            logged = {name: bad if name == "loss" else amount}
             return head | {"logged": head["logged"] | logged}, leaves
         return json.dumps(head) + " " * 2**20, leaves
 

@@ -21,6 +21,7 @@ from bespoke.network.ledger import Ledger, Member
 from bespoke.network.messages import Message, MessageError
 from bespoke.network.terms import dry_run, made_up
 from bespoke.network.versions import Versions
+from bespoke.runs.federation import Evaluation
 
 FULL = replace(TRAINING, rate=1.0)
 
@@ -341,3 +342,78 @@ def test_a_matrix_off_the_diagonal_is_seen_and_rounding_is_not():
         else:
             with pytest.raises(MessageError):
                 check_upload(method, up, 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"kind": "evaluated"}, "it did not do what it was asked for: it answered 'evaluated'"),
+        ({"kind": "failed", "why": "no\nroom"}, r"no\nroom"),
+        ({"kind": "lost"}, "it did not do what it was asked for: it answered 'lost'"),  # it never had a state
+        ({"kind": "unsound", "why": "mood"}, "it did not do what it was asked for: mood"),
+        ({"version": "../../x"}, "its answer names no state"),
+        ({"experiment": "f" * 16}, "its answer is of another experiment or run"),
+        ({"federation": "f" * 16}, "its answer is of another experiment or run"),
+        ({"client": 2}, "its answer is of another client or round"),
+        ({"round": 0}, "its answer is of another client or round"),
+        ({"logged": {}}, "it logs other values than its method does"),
+        ({"logged": {"loss": 0.5, "bytes_up": "1"}}, "it logs other values than its method does"),
+        ({"logged": {"loss": 0.5, "bytes_up": -1.0}}, "it logs -1.0 as 'bytes_up'"),
+        ({"logged": {"loss": 0.5, "bytes_up": float("nan")}}, "it logs nan as 'bytes_up'"),
+        ({"logged": {"loss": 0.5, "bytes_up": 1e300}}, "it logs 1e+300 as 'bytes_up'"),
+    ],
+)
+def test_an_answer_that_was_not_asked_for_is_refused(told, why, tmp_path):
+    network = Network(terms("fedproto", FULL), tmp_path)
+
+    def change(request, reply):
+        return reply._replace(head=json.dumps(json.loads(reply.head) | told)) if request["client"] == 1 else reply
+
+    network.wire.change = change
+    (done,) = rounds(network, network.clients())
+    assert done.refused == {1: why} and done.uploads.clients.tolist() == [0, 2]
+
+
+def test_a_loss_that_is_not_finite_is_recorded_as_in_a_simulation(tmp_path):
+    network = Network(terms("fedavg", FULL), tmp_path)
+
+    def change(request, reply):
+        return reply._replace(head=json.dumps(json.loads(reply.head) | {"logged": {"loss": float("nan")}}))
+
+    network.wire.change = change
+    (done,) = rounds(network, network.clients())
+    assert not done.refused and all(loss != loss for loss in done.trained.logged["loss"])
+
+
+# --- what a message tells -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedpce"])
+def test_rounds_and_adaptation_are_as_the_server_says(name, tmp_path):
+    """A run may be lengthened, and new clients may adapt for longer, without a word to the clients before."""
+    here = replace(FULL, rounds=8, schedule="cosine", schedule_rounds=0)
+    network = Network(terms(name, replace(here, rounds=4)), tmp_path)
+    own, adaptation = terms(name, here), {"adapt_rounds": 3, "adapt_epochs": 2}
+    clients = network.clients(terms=own, **adaptation)
+    simulated = SequentialClients(own.algorithm, own.task, own.params, data(), here, SEED, **adaptation)
+    found = []
+    for each in (clients, simulated):
+        over = federation(own, each)
+        first = next(over.rounds())
+        second = next(over.rounds(first.server, 2))
+        found.append((second.server, over.evaluate_with(2, second.server)))
+    assert toy.gap(found[0][0], found[1][0]) <= 1e-6
+    assert [row[:4] for row in found[0][1]] == [row[:4] for row in found[1][1]]
+    for one, two in zip(found[0][1], found[1][1], strict=True):
+        assert one.metrics["loss"] == pytest.approx(two.metrics["loss"], abs=1e-6)
+
+
+def test_local_evaluation_sends_what_was_just_trained(tmp_path):
+    own = terms("fedavg", FULL)
+    network = Network(own, tmp_path)
+    found = []
+    for clients in (network.clients(), SequentialClients(own.algorithm, own.task, own.params, data(), FULL, SEED)):
+        over = replace(federation(own, clients), evaluation=Evaluation(every=1, when="local"))
+        found.append(over.evaluate(next(over.rounds())))
+    assert [row.client for row in found[0]] == [0, 1, 2, 3]
+    assert found[0] == found[1]
