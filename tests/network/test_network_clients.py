@@ -246,9 +246,11 @@ def test_versions_are_whole_exact_and_never_replaced(tmp_path):
     for damaged in (content[:-1], content[:10], b"", content[:60] + b"x" + content[61:]):
         path.write_bytes(damaged)
         assert versions.load(7, first) is None
-    (tmp_path / "a" / "b" / "note.txt").touch()
+    for name in ("note.txt", f".000007-{first}.state.{first}.tmp", f".000008-{first}.state.{first}.tmp"):
+        (tmp_path / "a" / "b" / name).touch()  # two processes died while they wrote
     versions.forget(8)
-    assert [each.name for each in (tmp_path / "a" / "b").iterdir()] == ["note.txt"]
+    left = sorted(each.name for each in (tmp_path / "a" / "b").iterdir())
+    assert left == [f".000008-{first}.state.{first}.tmp", "note.txt"]
 
 
 def test_a_ledger_comes_back_from_its_files_and_refuses_another_roster(tmp_path):
@@ -273,6 +275,8 @@ def test_a_ledger_comes_back_from_its_files_and_refuses_another_roster(tmp_path)
             opened(*roster)
     with pytest.raises(UserError, match="two clients of the roster have the same key"):
         Ledger([Member("a", 1), Member("a", 2)])
+    with pytest.raises(UserError, match="client 1 of the roster has no train rows"):
+        Ledger([Member("a", 1), Member("b", 0)])
 
 
 @pytest.mark.parametrize("name", ["fedrep", "pfedfda", "fedavg_ft", "fedpac"])
@@ -331,6 +335,21 @@ def test_an_upload_that_breaks_a_claim_is_refused(name, part, wrong, why):
     up[bad] = torch.full_like(up[bad], wrong)
     with pytest.raises(MessageError, match=why):
         check_upload(own.algorithm, tree.unflatten(up), 11)
+
+
+@pytest.mark.parametrize(
+    ("claim", "why"),
+    [
+        ("odd", "claims that its 'model' is 'odd': use one of spd, rows"),
+        ("spd", r"packed matrices, but its shape is \(5, 4\)"),
+    ],
+)
+def test_a_claim_that_cannot_be_is_refused_before_the_first_round(claim, why, tmp_path):
+    class Claims(Fails):
+        claims = (("model", claim),)
+
+    with pytest.raises(UserError, match=why):
+        Network(terms(Claims()), tmp_path).clients()
 
 
 def test_a_matrix_off_the_diagonal_is_seen_and_rounding_is_not():

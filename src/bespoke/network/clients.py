@@ -14,7 +14,7 @@ from bespoke.core import tree
 from bespoke.core.algorithm import Uploads
 from bespoke.core.tree import Tree
 from bespoke.errors import shown, visible
-from bespoke.network.checks import check_upload
+from bespoke.network.checks import check_claims, check_upload
 from bespoke.network.ledger import STRIKES, Ledger
 from bespoke.network.messages import Message, MessageError, Reply, Request, decode, encode, read_head, write_head
 from bespoke.network.terms import Answers, Terms
@@ -75,6 +75,7 @@ class NetworkClients:
         patience: Patience | None = None,
     ) -> None:
         """Take the form of the ``answers``, of :func:`bespoke.network.terms.dry_run`, and the ``ledger`` of clients."""
+        check_claims(terms.algorithm, answers.up)
         self.terms, self.answers, self.store, self.link = terms, answers, ledger, link
         self.adapt_rounds, self.adapt_epochs, self.patience = adapt_rounds, adapt_epochs, patience or Patience()
         self.notes: list[str] = []

@@ -43,6 +43,8 @@ class Ledger:
         keys = [member.key for member in members]
         if len(set(keys)) < len(keys):
             raise UserError("two clients of the roster have the same key: give each its own")
+        if empty := [client for client, member in enumerate(members) if member.rows < 1]:
+            raise UserError(f"client {empty[0]} of the roster has no train rows: leave it out")
         self.members, self.federation = list(members), secrets.token_hex(8)
         self._store = StateStore("host", "cpu")
         self._oldest, self._newest = ([0] * len(members) for _ in range(2))  # accepted at the last two checkpoints
@@ -53,7 +55,7 @@ class Ledger:
 
     def sample(self) -> Tree:
         """Return what the files hold for one client."""
-        return _written(Member("", 0), "0" * 16)
+        return _written(Member("", 1), "0" * 16)
 
     def open(self, folder: Path, files: Sequence[Mapping[str, str]] = (), *, owner: str = "") -> None:
         """Keep files in ``folder`` from now on, and go on with the federation in ``files``, if there are any."""

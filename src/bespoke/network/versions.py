@@ -16,7 +16,7 @@ import torch
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.files import make_folder, write_atomic
+from bespoke.files import make_folder, temporary_of, write_atomic
 
 NAME = re.compile(r"[0-9a-f]{16}")  # of a version, and of a federation
 
@@ -55,8 +55,8 @@ class Versions:
 
     def forget(self, oldest: int) -> None:
         """Remove the versions from before the round ``oldest``."""
-        for path in self.folder.glob("*.state"):
-            name = _FILE.fullmatch(path.name)
+        for path in self.folder.iterdir():
+            name = _FILE.fullmatch(temporary_of(path.name) or path.name)  # a process may have died while it wrote one
             if name and int(name[1]) < oldest:
                 path.unlink(missing_ok=True)
 
