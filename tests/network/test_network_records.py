@@ -89,6 +89,8 @@ def test_the_record_names_who_was_missing(tmp_path):
         None,
     ]
     assert "no upload was accepted" in rounds[1]["note"] and rounds[1]["bytes_up"] == 0
+    assert (done.summary["missing"], done.summary["rounds_refused"]) == (len(cohort), 1)
+    assert done.notes == ["every upload was refused or missing in 1 of 4 rounds, which taught nothing"]
     assert done.folder.export_parquet() and (tmp_path / "out" / "rounds.parquet").exists()
     again = over_a_network(tmp_path / "nodes", tmp_path / "out", resume=True)  # who was missing needs no state
     assert again.last_round == 4
