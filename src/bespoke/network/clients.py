@@ -36,7 +36,10 @@ class Link(Protocol):
         ...
 
     def pull(self) -> list[tuple[str, Message | str]]:
-        """Return the answers that have come since the last call, by key; a text says why there will be none."""
+        """Return the answers that have come since the last call, by key.
+
+        A text in place of an answer says why there will be none to the last message pushed to this client.
+        """
         ...
 
 
