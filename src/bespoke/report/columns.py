@@ -62,7 +62,7 @@ def client_table(folder: RunFolder) -> Columns:
     told, conditions = _federation(folder), folder.conditions()
     everyone = range(len(told["names"])) if told else list(dict.fromkeys(c for lines in last.values() for c in lines))
     lines = [next((last[view][c] for view in views if c in last[view]), None) for c in everyone]
-    took_part = {c for row in rounds for c in row["cohort"] if str(c) not in row["refused"]}
+    took_part = {c for row in rounds for c in row["cohort"] if str(c) not in row["refused"] | row.get("missing", {})}
 
     def group(client: Any) -> str:
         if told and client >= told["clients"]:
