@@ -8,7 +8,7 @@ import numpy as np
 
 from bespoke.core.data import Transform
 from bespoke.core.inputs import InputContract
-from bespoke.data.mapped import is_mapped, joined, pieces, stacked
+from bespoke.data.mapped import joined, mapping, pieces, stacked
 from bespoke.errors import UserError, reason
 
 
@@ -64,8 +64,8 @@ def as_inputs(x: Any, where: str) -> np.ndarray:
         raise UserError(f"x of {where} has shape {x.shape}: give (rows, features) or (rows, channels, height, width)")
     dtype = np.dtype(targets[x.dtype.kind])
     if x.dtype != dtype or not (x.flags.c_contiguous and x.flags.aligned):
-        return stacked(pieces(x), x.shape, dtype, is_mapped(x))
-    return x if is_mapped(x) else np.require(x, requirements="W")
+        return stacked(pieces(x), x.shape, dtype, mapping(x) is not None)
+    return x if mapping(x) is not None else np.require(x, requirements="W")
 
 
 def as_labels(y: Any, where: str) -> np.ndarray:
