@@ -14,7 +14,7 @@ import torch
 import bespoke
 from bespoke.data import from_arrays, from_csv, from_image_folder, from_parquet, mapped
 from bespoke.data.settings import DataSettings
-from bespoke.data.sources import built_in
+from bespoke.data.sources import built_in, tables
 from bespoke.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -172,6 +172,15 @@ def test_csv_files(client, home, monkeypatch):
     assert x[-1].tolist() == [5099.25, 0.0, 1.0, 2549.0, *([] if client else [1.0])]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_table_takes_the_room_of_its_rows(end, tmp_path, monkeypatch):
+    grids, cell = [], "0." + 50 * "1"
+    monkeypatch.setattr(tables, "PIECE", 7)  # bytes, so that some end inside a line's end
+    monkeypatch.setattr(tables, "Grid", lambda *args: grids.append(mapped.Grid(*args)) or grids[-1])
+    (tmp_path / "a.csv").write_bytes(end.join(["a,b,y", *[f"{cell},{i},{i % 2}" for i in range(20)]]).encode())
+    assert len(from_csv(tmp_path / "a.csv", label="y")["a"][0]) == 20 == grids[0].rows
+
+
 def test_a_word_in_a_later_block_of_a_large_file(home):
     (home / "a.csv").write_text("\n".join(["age,sex,n,ill,ward", *lines(range(5000)), "old,F,1,no,1"]))
     with pytest.raises(UserError, match=r"number '0.25' \(line 2 of .*a.csv\) and the word 'old' \(line 5002 of"):
@@ -191,6 +200,21 @@ def test_parquet_files(home, monkeypatch):
     found = compared(lambda: from_parquet(home / "*.parquet", label="ill"), home, monkeypatch)
     assert np.array_equal(found["a"][0][:, 0], np.arange(rows, dtype=np.float32) / 2)
     assert np.array_equal(found["a"][0][:, 1], np.arange(rows) % 3 > 0)
+
+
+def test_columns_of_a_parquet_file_that_are_left_out_do_not_count(home, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {name: np.arange(1000) % 2 for name in ("v", "y", *map(str, range(98)))}
+    parquet.write_table(arrow.table(columns), home / "a.parquet")
+    monkeypatch.setattr(mapped, "SHARE", 4)
+    monkeypatch.setattr(mapped.memory, "free", lambda: 80_000.0)  # bytes, of which a quarter holds 2,500 numbers
+    grids = []
+    monkeypatch.setattr(tables, "Grid", lambda *args: grids.append(args) or mapped.Grid(*args))
+    for features in (["v"], []):
+        from_parquet(home / "a.parquet", label="y", features=features)
+    assert grids == [(2, 1000, False), (100, 1000, True)]
 
 
 def test_pictures(home, monkeypatch):

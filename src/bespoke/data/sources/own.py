@@ -16,7 +16,7 @@ from bespoke.data.mapped import pieces, room, spans, stacked, taken, too_large
 from bespoke.data.sources import folders
 from bespoke.data.sources.archives import Allowance, plausible, reading
 from bespoke.data.sources.npz import Npz
-from bespoke.data.sources.tables import Table, Wanted, of_arrow, read_csv, read_parquet, rows_of_parquet, size_of
+from bespoke.data.sources.tables import Table, Wanted, cells_of_parquet, of_arrow, read_csv, read_parquet, size_of
 from bespoke.errors import UserError, shown
 from bespoke.registry import closest
 
@@ -111,7 +111,7 @@ def from_parquet(
 ) -> OwnClients:
     """Read clients from Parquet files; the arguments are those of :func:`from_csv`."""
     found = matched(paths, "the clients' Parquet files")
-    mapped = too_large(sum(8 * math.prod(rows_of_parquet(path)) for path in found))
+    mapped = too_large(sum(8 * cells_of_parquet(path, _names(features)) for path in found))
     return _clients(
         found, lambda path, wanted: read_parquet(path, wanted, mapped), client, label, features, categorical
     )
