@@ -1,5 +1,7 @@
 """Transforms of one's own data: drawn from the key at every access, pure, and not frozen."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,11 @@ def test_normalise_by_channel_and_by_feature():
     assert torch.allclose(found[1, 2], (IMAGES[1, 2] / 255 - 0.3) / 2.0) and found.dtype == torch.float32
     rows = torch.tensor([[10.0, 200.0]], dtype=torch.float64)
     assert Normalise([8, 100], [2, 50])(KEY, rows, True).tolist() == [[1.0, 2.0]]
+    for numbers in (np.array([8.0, 100.0], np.float32), torch.tensor([8.0, 100.0]), [np.float32(8), 100]):
+        assert Normalise(numbers, numbers) == Normalise((8.0, 100.0), (8.0, 100.0))
+    for wrong in ("12", ["1", "2"], [[1.0, 2.0]], torch.ones(2, 2), [math.nan], 3.0, None, [10**400]):
+        with pytest.raises(UserError, match=r"Normalise\(mean=.* cannot normalise: give a list of numbers"):
+            Normalise(wrong, (1.0, 1.0))
     with pytest.raises(UserError, match="as many deviations as means, all above 0"):
         Normalise((1.0,), (0.0,))
     with pytest.raises(UserError, match="has 2 means for 3 channels or features"):
