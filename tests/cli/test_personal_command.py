@@ -87,7 +87,7 @@ def test_a_model_for_a_new_client_and_its_predictions(home):
     with open("predictions.csv", newline="") as file:
         found = list(csv.DictReader(file))
     assert list(found[0]) == ["prediction", "p_ill", "p_well"]
-    assert [row["prediction"] for row in found] == model.contract.class_names(model.predict(other))
+    assert [row["prediction"] for row in found] == model.contract.named(model.predict(other))
     assert np.array_equal(
         np.array([[row["p_ill"], row["p_well"]] for row in found], np.float32), model.predict_proba(other).numpy()
     )

@@ -313,7 +313,7 @@ def test_new_rows_are_encoded_as_the_old_ones():
     assert CONTRACT.encode(table(age=["30", "41.0"])).tolist() == X[:2]
     assert CONTRACT.encode(np.array(X)).tolist() == X
     assert CONTRACT.encode_labels(["well", "ill"]).tolist() == [1, 0]
-    assert CONTRACT.class_names(torch.tensor([1, 0])) == ["well", "ill"]
+    assert CONTRACT.named(torch.tensor([1, 0])) == ["well", "ill"]
     codes = InputContract((2,), "float32", (Column("code", ("1", "2")),), ("0", "5"))
     assert codes.encode({"code": [1, 2.0]}).tolist() == [[1, 0], [0, 1]]
     assert codes.encode_labels([5, 0.0, "5"]).tolist() == [1, 0, 1]

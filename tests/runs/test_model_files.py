@@ -454,9 +454,9 @@ BAD = np.where(np.arange(9)[:, None] == 4, np.nan, NEW)
         ("model", BAD, "row 4 of x holds NaN, infinity or a number beyond float32: fix or remove it"),
         ("model", 1e300 * NEW.astype(np.float64), "row 0 of x holds NaN, infinity or a number beyond float32"),
         ("model", NEW.astype(np.uint8), "x is uint8, but this model takes float32: scale it as the rows were"),
-        ("model", "text", "x is not an array of numbers"),
-        ("model", [[1, 2], [3]], "x is not an array of numbers"),
-        ("model", NEW.astype(complex), "x holds complex numbers: give real ones"),
+        ("model", "text", "x holds <U4 values: give real numbers"),
+        ("model", [[1, 2], [3]], "x is not an array: "),
+        ("model", NEW.astype(complex), "x holds complex128 values: give real numbers"),
         ("pictures", np.zeros((2, 1, 8, 8)), "x is float64, but this model takes uint8 and scales it itself"),
         ("pictures", np.zeros((1, 8, 8), np.uint8), r"one example of shape \(1, 8, 8\), not a batch: give x\[None\]"),
         (
