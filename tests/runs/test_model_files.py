@@ -24,6 +24,7 @@ from bespoke import UserError, load_model
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.inputs import Column, InputContract
 from bespoke.data import DATASETS, Examples
+from bespoke.data.transforms import Steps
 from bespoke.models import MODELS
 from bespoke.runs import model_files
 
@@ -378,8 +379,15 @@ def test_objects_are_given_again(tmp_path):
             load_model(path, algorithm=Local(), model=wrong)
 
 
+PLAIN = {"name": "none"}
+
+
 def halved(key, x, extra, train):
     return x.to(torch.float32) / 2
+
+
+def tripled(key, x, train):
+    return 3 * x
 
 
 def test_an_own_transform_is_named_or_given_again(tmp_path, monkeypatch):
@@ -402,7 +410,7 @@ def test_an_own_transform_is_named_or_given_again(tmp_path, monkeypatch):
 
 
 def test_the_transform_of_federate_is_named_or_given_again(tmp_path):
-    """Bespoke's own steps are in the file; a function is given again, as it was given to federate."""
+    """Bespoke's own steps are in the file, and a module's function by its path; others are given again, as before."""
     path, scaled = tmp_path / "a.safetensors", bespoke.data.Normalise([0.5] * DIM, [2.0] * DIM)
     model = saved(federated("fedavg_ft", transform=scaled), path)
     assert same(model, load_model(path, model=Net()))
@@ -412,12 +420,48 @@ def test_the_transform_of_federate_is_named_or_given_again(tmp_path):
         load_model(path, model=Net())
     assert same(model, load_model(path, model=Net(), transform=doubled))
     assert not same(model, load_model(path, model=Net(), transform=scaled))
+    model = saved(federated("fedavg_ft", transform=[tripled, scaled]), path)
+    with pytest.raises(UserError, match=rf"its transform is code .*'{tripled.__module__}:tripled'.*trust_code=True"):
+        load_model(path, model=Net())
+    assert same(model, load_model(path, model=Net(), trust_code=True))
 
 
-@pytest.mark.parametrize("told", [3, {}, {"Turn": {}}, {"Flip": {"p": "x"}}, {"Flip": {"q": 1}}, {"Normalise": [1]}])
-def test_a_damaged_step_of_a_transform(told):
-    card = {"transform": {"name": "steps", "settings": {"steps": [told]}}}
-    with pytest.raises(UserError, match="a is damaged: it names no transform that there is"):
+def test_the_scaling_of_a_data_set_stays_behind_steps_that_are_given_again(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    data = {"name": "mine", "clients": 3, "transform": ("normalise(mean=[0.5], deviation=[2.0])",)}
+    path, steps = tmp_path / "a.safetensors", [bespoke.data.Normalise([0.5], [2.0])]
+    for last in (halved, lambda *args: halved(*args)):
+        monkeypatch.setitem(DATASETS.data, "mine", DATASETS.read(lambda t=last: Examples(x, y, 3, transform=t), ""))
+        model = saved(shipped("fedavg", data, {"name": "linear"}), path, "0")
+        if last is halved:
+            assert same(model, load_model(path, trust_code=True), x[:5])
+            assert same(model, load_model(path, transform=steps, trust_code=True), x[:5])
+        else:
+            with pytest.raises(UserError, match=r"its transform was an object of a program, .*transform=\.\.\."):
+                load_model(path, trust_code=True)
+            assert same(model, load_model(path, transform=Steps(tuple(steps), last)), x[:5])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"steps": [3], "last": PLAIN}, "a is damaged: the steps of its transform cannot be"),
+        ({"steps": "flip", "last": PLAIN}, "a is damaged: the steps"),
+        ({"steps": ["flip"]}, "a is damaged: the steps"),
+        ({"steps": ["flip"], "last": {"name": "steps", "settings": {"steps": []}}}, "a: there is no transform 'steps'"),
+        ({}, "a: there is no transform 'steps'"),
+        ({"steps": ["turn"], "last": PLAIN}, "a: there is no transform 'turn'"),
+        ({"steps": ["flip(p='x')"], "last": PLAIN}, r"a: Flip\(p='x'\) cannot mirror"),
+        ({"steps": ["flip(q=1)"], "last": PLAIN}, "a: flip cannot be made with"),
+        ({"steps": ["flip("], "last": PLAIN}, r"a: 'flip\(' cannot be read"),
+        ({"steps": ["os:getcwd()"], "last": PLAIN}, "a: its transform is code of somebody's own, 'os:getcwd'"),
+        ({"steps": ["flip"], "last": {"path": "os:getcwd"}}, "a: its transform is code of somebody's own"),
+    ],
+)
+def test_damaged_steps_of_a_transform(settings, why):
+    card = {"transform": {"name": "steps", "settings": settings}}
+    with pytest.raises(UserError, match=why):
         model_files.rebuilt_transform(card, None, False, "a")
 
 
