@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import report
 
-from bespoke.data import DataSettings, Examples, partitioned
+from bespoke.data import DataSettings, Examples, home, partitioned
 from bespoke.data.images.cifar_s import assign, corrupted
 from bespoke.data.images.corrupt import CORRUPTIONS, SEVERITIES, Pair, corrupt
 from bespoke.data.sources import store
@@ -70,12 +70,12 @@ def measure(out: str) -> int:
     settings = DataSettings(corrupt="cifar_s", corrupt_clients="all")
     lists = np.array_split(np.random.default_rng(1).permutation(60_000)[:30_000], 50)
     pairs = assign(settings, 50)
-    before = str(store.root())
+    before = str(home.root())
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[store.VARIABLE] = folder
+        os.environ[home.VARIABLE] = folder
         made_seconds, made = timed(lambda: corrupted(examples.x, lists, pairs))
         cached_seconds, again = timed(lambda: corrupted(examples.x, lists, pairs))
-    os.environ[store.VARIABLE] = before
+    os.environ[home.VARIABLE] = before
     assert np.array_equal(made, again)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     hard = DataSettings(name="gaussian", rows=60_000, dim=1, partition="dirichlet", clients=100, alpha=0.1, min_rows=63)

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ methods, comparison, readme, report, paper_run, cohort_step, readings, peers, pe
     importlib.import_module,
     ("methods", "fmnist_all", "methods_table", "report", "paper_run", "cohort_step", "readings", "peers", "peer_runs"),
 )
-kernels, side_by_side = map(importlib.import_module, ("kernels", "side_by_side"))
+kernels, side_by_side, data = map(importlib.import_module, ("kernels", "side_by_side", "data"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
@@ -61,6 +62,17 @@ def test_a_script_that_needs_a_gpu_says_so_in_one_sentence(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     with pytest.raises(SystemExit, match="needs a CUDA device, and torch sees none here"):
         importlib.import_module(name).main()
+
+
+def test_images_are_corrupted_in_a_folder_of_their_own(tmp_path, monkeypatch):
+    seen, small = [], bespoke.data.Examples(np.zeros((2, 3, 1, 1), np.uint8), np.arange(2), 2)
+    monkeypatch.setenv("BESPOKE_DATA", str(tmp_path))
+    monkeypatch.setattr(data, "random_images", lambda: small)
+    monkeypatch.setattr(data, "corrupted", lambda x, lists, pairs: seen.append(bespoke.data.home.root()) or x)
+    monkeypatch.setattr(data, "partitioned", lambda settings, seed: (None, SimpleNamespace(tries=1)))
+    data.measure(str(tmp_path / "data.json"))
+    assert len(seen) == 2 and tmp_path not in seen and bespoke.data.home.root() == tmp_path
+    assert "from the cache" in (tmp_path / "data.json").read_text()
 
 
 def test_a_table_has_a_column_for_every_plain_figure():

@@ -17,13 +17,14 @@ from bespoke import registry
 from bespoke.algorithms import ALGORITHMS
 from bespoke.core.objective import OBJECTIVES
 from bespoke.data import DATASETS, PARTITIONS, DataSettings, Examples, Partition, partitioned
+from bespoke.data.transforms import TRANSFORMS
 from bespoke.errors import UserError
 from bespoke.models import MODELS, ModelSettings, build_module, build_task
 from bespoke.records import RunFolder
 from bespoke.registry import Registry, closest
 from bespoke.runs.experiment import load, to_toml
 
-TABLES = (ALGORITHMS, MODELS, DATASETS, PARTITIONS)
+TABLES = (ALGORITHMS, MODELS, DATASETS, PARTITIONS, TRANSFORMS)
 
 
 @pytest.fixture(autouse=True)
@@ -419,6 +420,10 @@ def split(labels, rng, clients):
     return np.array_split(rng.permutation(len(labels)), clients)
 
 
+def doubled(key, x, train):
+    return 2 * x
+
+
 number = 3
 '''
 
@@ -609,32 +614,36 @@ def test_what_was_registered_stays_what_it_is_beside_module_paths(here):
 # --- packages -----------------------------------------------------------------------------------------------------
 
 
+OFFERED = ("algorithms", "models", "datasets", "partitions", "transforms")
+
+
 @pytest.fixture
 def offered(here, monkeypatch):
-    """An installed package that offers a method, a model, a data set and a partition."""
+    """An installed package that offers a method, a model, a data set, a partition and a transform."""
     site = here / "site"
     site.mkdir()
     (here / "mine.py").rename(site / "offered.py")
     info = site / "offered-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
-    points = {"algorithms": "FedALA", "models": "build", "datasets": "load", "partitions": "split"}
+    points = dict(zip(OFFERED, ("FedALA", "build", "load", "split", "doubled"), strict=True))
     lines = [f"[bespoke.{group}]\ntheirs = offered:{name}\n" for group, name in points.items()]
     (info / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(site)
 
 
 def test_a_package_offers_things_by_name(offered):
-    names = {"data": {"name": "theirs", "partition": "theirs"}, "model": {"name": "theirs"}}
+    names = {"data": {"name": "theirs", "partition": "theirs", "transform": ["theirs"]}, "model": {"name": "theirs"}}
     values = tables(data=PATHS["data"] | names["data"], model=names["model"], algorithm={"name": "theirs"})
     Path("x.toml").write_text(to_toml(values))
     run = bespoke.run("x.toml")
     assert type(run.experiment.method).__name__ == "FedALA"
+    assert run.pool.transform.steps == (sys.modules["offered"].doubled,)
     assert sys.modules["offered"].__file__.endswith("site/offered.py")
     assert times_imported() == 1
 
 
-@pytest.mark.parametrize("what", ["algorithms", "models", "datasets", "partitions"])
+@pytest.mark.parametrize("what", OFFERED)
 def test_a_list_shows_what_packages_offer_without_importing_it(offered, what):
     done = command("list", what)
     assert done.code == 0 and "offered" not in sys.modules and times_imported() == 0

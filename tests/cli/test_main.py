@@ -513,6 +513,7 @@ LISTS = {
     "models": ["linear", "mlp", "cnn"],
     "datasets": ["digits", "gaussian", "files"],
     "partitions": ["iid", "dirichlet", "pathological"],
+    "transforms": ["normalise", "flip", "crop"],
     "experiments": ["demo"],
 }
 

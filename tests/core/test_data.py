@@ -1,5 +1,7 @@
 """The pool, a client's rows of it, and how clients are packed into blocks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -148,6 +150,8 @@ def test_a_pool_moves_as_a_whole():
     moved = pool.to("cpu", torch.float64)
     assert moved.x is pool.x  # it may be a file's, and a minibatch is converted when it is gathered
     assert pool.to("meta", torch.float64).x.dtype == torch.float64
+    with pytest.raises(NotImplementedError, match="meta"):  # nothing can be copied from there, but it is tried
+        replace(pool, x=pool.x.to("meta")).to("cpu", torch.float64)
     assert moved.y.dtype == torch.int64
     assert (moved.num_clients, moved.names, moved.train.sizes) == (1, ("a", "b"), (1, 1))
     bytes_pool = FederatedData(torch.ones(2, 3, dtype=torch.uint8), pool.y, rows, rows, rows, 2, 2, ("a", "b"))

@@ -1,5 +1,8 @@
 """Rows too many for memory: they stay in files, and a run on them is the run on the same rows in memory."""
 
+import itertools
+import mmap
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,7 @@ import torch
 import bespoke
 from bespoke.data import from_arrays, from_csv, from_image_folder, from_parquet, mapped
 from bespoke.data.settings import DataSettings
-from bespoke.data.sources import built_in
+from bespoke.data.sources import built_in, tables
 from bespoke.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -100,6 +103,28 @@ def test_parts_of_one_file_are_not_copied_and_others_are(home):
     assert list((home / "home").iterdir()) == []  # the file has no name
 
 
+def test_files_that_are_mapped_side_by_side_are_two_files(home):
+    for i in range(20):
+        (home / str(i)).write_bytes(np.full(mmap.PAGESIZE, i, np.uint8).tobytes())
+    found = [np.memmap(home / str(i), np.uint8, "r").reshape(-1, 4) for i in range(20)]
+    found.sort(key=lambda each: each.ctypes.data)
+    low, high = next(
+        pair for pair in itertools.pairwise(found) if np.lib.array_utils.byte_bounds(pair[0])[1] == pair[1].ctypes.data
+    )
+    whole = mapped.joined([low, high])
+    assert np.array_equal(whole, np.concatenate([low, high]))
+    assert not np.shares_memory(whole, high)  # which the first file's mapping does not keep
+
+
+def test_a_joined_array_keeps_its_file_and_cannot_be_written(home):
+    np.save(home / "x.npy", X)
+    x = np.load(home / "x.npy", mmap_mode="r+")
+    whole = mapped.joined([x[3:16], x[16:]])
+    assert whole.ctypes.data == x[3:].ctypes.data and mapped.mapping(whole) is mapped.mapping(x)
+    del x
+    assert np.array_equal(whole, X[3:]) and not whole.flags.writeable
+
+
 def test_small_files_are_copied_to_memory(tmp_path):
     np.save(tmp_path / "x.npy", X)
     x = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -126,7 +151,7 @@ def compared(read, home, monkeypatch):
     large = read()
     assert list(small) == list(large) and small.contract == large.contract and small.notes == large.notes
     for name in small:
-        assert mapped.is_mapped(small[name][0]) and not mapped.is_mapped(large[name][0])
+        assert mapped.mapping(small[name][0]) and not mapped.mapping(large[name][0])
         assert np.array_equal(small[name][0], large[name][0]) and np.array_equal(small[name][1], large[name][1])
     parts = [x for x, _ in small.values()]
     assert from_arrays(small).x.data_ptr() == parts[0].ctypes.data  # one file, used as it is
@@ -145,6 +170,15 @@ def test_csv_files(client, home, monkeypatch):
     assert list(found) == (["0", "1"] if client else ["a", "b"])
     x = found["1" if client else "b"][0]
     assert x[-1].tolist() == [5099.25, 0.0, 1.0, 2549.0, *([] if client else [1.0])]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_table_takes_the_room_of_its_rows(end, tmp_path, monkeypatch):
+    grids, cell = [], "0." + 50 * "1"
+    monkeypatch.setattr(tables, "PIECE", 7)  # bytes, so that some end inside a line's end
+    monkeypatch.setattr(tables, "Grid", lambda *args: grids.append(mapped.Grid(*args)) or grids[-1])
+    (tmp_path / "a.csv").write_bytes(end.join(["a,b,y", *[f"{cell},{i},{i % 2}" for i in range(20)]]).encode())
+    assert len(from_csv(tmp_path / "a.csv", label="y")["a"][0]) == 20 == grids[0].rows
 
 
 def test_a_word_in_a_later_block_of_a_large_file(home):
@@ -168,6 +202,21 @@ def test_parquet_files(home, monkeypatch):
     assert np.array_equal(found["a"][0][:, 1], np.arange(rows) % 3 > 0)
 
 
+def test_columns_of_a_parquet_file_that_are_left_out_do_not_count(home, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {name: np.arange(1000) % 2 for name in ("v", "y", *map(str, range(98)))}
+    parquet.write_table(arrow.table(columns), home / "a.parquet")
+    monkeypatch.setattr(mapped, "SHARE", 4)
+    monkeypatch.setattr(mapped.memory, "free", lambda: 80_000.0)  # bytes, of which a quarter holds 2,500 numbers
+    grids = []
+    monkeypatch.setattr(tables, "Grid", lambda *args: grids.append(args) or mapped.Grid(*args))
+    for features in (["v"], []):
+        from_parquet(home / "a.parquet", label="y", features=features)
+    assert grids == [(2, 1000, False), (100, 1000, True)]
+
+
 def test_pictures(home, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     for client in "ab":
@@ -184,7 +233,7 @@ def test_archives(home):
     for name, rows in (("a", slice(0, 16)), ("b", slice(16, 40))):
         np.savez(home / f"{name}.npz", x=X[rows], y=Y[rows], x_test=X[:4], y_test=Y[:4])
     found = built_in.files(np.random.default_rng(0), str(home / "*.npz"), 0, 0.2)
-    assert mapped.is_mapped(found.x) and found.owner_names == ("a", "b") and found.official_test.sum() == 8
+    assert mapped.mapping(found.x) and found.owner_names == ("a", "b") and found.official_test.sum() == 8
     assert np.array_equal(found.x, np.concatenate([X[:16], X[:4], X[16:], X[:4]]))
 
 
@@ -196,9 +245,29 @@ def test_the_classes_that_are_kept_stay_in_a_file(home):
     assert in_a_file(pool.x) and torch.equal(pool.x, torch.tensor(X[np.arange(40) % 3 != 1]).repeat(2, 1))
 
 
-def test_a_full_disk_is_told_in_a_sentence(home, monkeypatch):
+def test_a_data_folder_that_cannot_be_made_is_told_in_a_sentence(home, monkeypatch):
     (home / "home").write_text("a file where the data folder should be")
     for name in "ab":
         np.save(home / f"{name}.npy", X)
     with pytest.raises(UserError, match=r"cannot write rows that are too many for memory below .*BESPOKE_DATA"):
         from_arrays([(np.load(home / f"{name}.npy", mmap_mode="r"), Y) for name in "ab"])
+
+
+def test_a_write_that_ends_early_is_told_in_a_sentence(home):
+    grid, limits = mapped.Grid(1, 100_000, mapped=True), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as on a disk that is full beyond
+    try:
+        with pytest.raises(UserError, match=r"cannot write rows .*make room, or set BESPOKE_DATA"):
+            grid.put(0, 0, np.ones(100_000))
+            grid.column(0, 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_rows_beyond_a_column_s_end_are_refused(in_file, home):
+    grid = mapped.Grid(2, 5, in_file)
+    grid.put(1, 0, np.zeros(5))
+    with pytest.raises(ValueError, match="more than the 5 rows"):
+        grid.put(0, 3, np.ones(3))
+    assert grid.column(1, 5).tolist() == [0.0] * 5

@@ -313,12 +313,13 @@ def test_new_rows_are_encoded_as_the_old_ones():
     assert CONTRACT.encode(table(age=["30", "41.0"])).tolist() == X[:2]
     assert CONTRACT.encode(np.array(X)).tolist() == X
     assert CONTRACT.encode_labels(["well", "ill"]).tolist() == [1, 0]
-    assert CONTRACT.class_names(torch.tensor([1, 0])) == ["well", "ill"]
+    assert CONTRACT.named(torch.tensor([1, 0])) == ["well", "ill"]
     codes = InputContract((2,), "float32", (Column("code", ("1", "2")),), ("0", "5"))
     assert codes.encode({"code": [1, 2.0]}).tolist() == [[1, 0], [0, 1]]
     assert codes.encode_labels([5, 0.0, "5"]).tolist() == [1, 0, 1]
 
 
+PICTURES = InputContract((1, 8, 8), "uint8")
 BAD_TABLES = [
     (table(sex=["F", "X"]), r"column 'sex' holds 'X' in row 1, an unknown category: the model knows 'F', 'M'"),
     (table(age=None), r"has no column 'age', and the model needs \['age', 'sex', 'bmi'\]: add it"),
@@ -337,8 +338,12 @@ BAD_TABLES = [
         r"x has the shape \(2, 5\), but this model takes float32 \(rows, 4\), which are age, sex=F",
     ),
     (np.zeros(4, np.float32), r"x is one example of shape \(4,\), not a batch: give x\[None\]"),
-    (np.zeros((2, 4), np.uint8), "x is uint8, but this model takes float32"),
-    (np.full((2, 4), np.nan), "row 0 of x holds NaN, infinity or a number beyond float32"),
+    (np.zeros((2, 4), np.uint8), "x is uint8, but this model takes float32: scale it as the rows were"),
+    (np.diag([0, 0, np.nan, 1]), "row 2 of x holds NaN, infinity or a number beyond float32: fix or remove it"),
+    (np.diag([0, 0, 0, 1e300]), "row 3 of x holds NaN, infinity or a number beyond float32: fix or remove it"),
+    ("text", "x holds <U4 values: give real numbers"),
+    (np.zeros((2, 4), complex), "x holds complex128 values: give real numbers"),
+    ([[1, 2], [3]], "x is not an array: "),
 ]
 
 
@@ -346,6 +351,40 @@ BAD_TABLES = [
 def test_unfit_new_rows(rows, sentence):
     with pytest.raises(UserError, match=sentence):
         CONTRACT.encode(rows)
+
+
+@pytest.mark.parametrize(
+    ("contract", "rows", "sentence"),
+    [
+        (
+            InputContract((6,), "float32"),
+            table(),
+            r"the inputs are float32 \(rows, 6\), not rows of a table: give an ar",
+        ),
+        (InputContract((6,), "float32"), np.zeros((2, 5)), r"this model takes float32 \(rows, 6\)$"),
+        (PICTURES, np.zeros((2, 1, 8, 8)), "x is float64, but this model takes uint8 and scales it itself"),
+        (PICTURES, np.zeros((1, 8, 8), np.uint8), r"one example of shape \(1, 8, 8\), not a batch: give x\[None\]"),
+        (
+            PICTURES,
+            np.zeros((2, 8, 8), np.uint8),
+            r"x has the shape \(2, 8, 8\), but .* takes uint8 \(rows, 1, 8, 8\)$",
+        ),
+        (
+            InputContract((3,), "int64"),
+            np.zeros((2, 3)),
+            "x is float64, but this model takes tokens: give whole numbers",
+        ),
+    ],
+)
+def test_unfit_arrays(contract, rows, sentence):
+    with pytest.raises(UserError, match=sentence):
+        contract.encode(rows)
+
+
+def test_an_unknown_class():
+    sentence = "column 'outcome' holds 'dead' in row 1, an unknown class: the model knows 'ill', 'well'"
+    with pytest.raises(UserError, match=sentence):
+        CONTRACT.encode_labels(["ill", "dead"])
 
 
 def test_the_word_none_is_a_category_and_none_is_not():

@@ -1,5 +1,7 @@
 """Transforms of one's own data: drawn from the key at every access, pure, and not frozen."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.utils.data import Dataset
 import bespoke
 from bespoke import rng
 from bespoke.data import Crop, Flip, Normalise, federate_data, from_arrays
+from bespoke.data.transforms import TRANSFORMS
 from bespoke.errors import UserError
 from bespoke.runs.experiment import load
 
@@ -45,6 +48,11 @@ def test_normalise_by_channel_and_by_feature():
     assert torch.allclose(found[1, 2], (IMAGES[1, 2] / 255 - 0.3) / 2.0) and found.dtype == torch.float32
     rows = torch.tensor([[10.0, 200.0]], dtype=torch.float64)
     assert Normalise([8, 100], [2, 50])(KEY, rows, True).tolist() == [[1.0, 2.0]]
+    for numbers in (np.array([8.0, 100.0], np.float32), torch.tensor([8.0, 100.0]), [np.float32(8), 100]):
+        assert Normalise(numbers, numbers) == Normalise((8.0, 100.0), (8.0, 100.0))
+    for wrong in ("12", ["1", "2"], [[1.0, 2.0]], torch.ones(2, 2), [math.nan], 3.0, None, [10**400]):
+        with pytest.raises(UserError, match=r"Normalise\(mean=.* cannot normalise: give a list of numbers"):
+            Normalise(wrong, (1.0, 1.0))
     with pytest.raises(UserError, match="as many deviations as means, all above 0"):
         Normalise((1.0,), (0.0,))
     with pytest.raises(UserError, match="has 2 means for 3 channels or features"):
@@ -240,7 +248,24 @@ def test_a_run_with_steps_in_its_settings_is_saved_with_them(experiment, tmp_pat
     done.models["0"].save(tmp_path / "b.safetensors")
     again = bespoke.load_model(tmp_path / "b.safetensors")
     assert torch.equal(again.logits(x), done.models["0"].logits(x))
-    assert "'last': 'sixteen_levels'" in str(again.card["transform"])
+    assert again.card["transform"]["settings"] == {"steps": ["flip"], "last": {"name": "sixteen_levels"}}
+
+
+def test_steps_of_one_s_own_are_imported_again_only_where_they_are_trusted(experiment, tmp_path, monkeypatch):
+    made = experiment('["normalise(mean=[0], deviation=[1])", "mine:Scaled(by=2.0)", "mine:noise"]')
+    done = bespoke.run(made, tmp_path / "run", device="cpu", backend="loop")
+    model, x, y = done.models["0"], done.pool.x[:5], done.pool.y[:5]
+    model.save(tmp_path / "a.safetensors")
+    for name in [name for name in TRANSFORMS if ":" in name]:
+        monkeypatch.delitem(TRANSFORMS.data, name)  # as in another process
+    for load_again in (bespoke.load_model, bespoke.open_run):
+        path = tmp_path / ("a.safetensors" if load_again is bespoke.load_model else "run")
+        with pytest.raises(UserError, match=r"its transform is code .*:Scaled', .*trust_code=True \(--trust-code\)"):
+            load_again(path)
+        assert not any(":" in name for name in TRANSFORMS)
+    assert torch.equal(bespoke.load_model(tmp_path / "a.safetensors", trust_code=True).logits(x), model.logits(x))
+    late = bespoke.open_run(tmp_path / "run", trust_code=True).personalize(x, y)
+    assert torch.equal(late.logits(x), done.personalize(x, y).logits(x))
 
 
 @pytest.mark.parametrize(

@@ -178,12 +178,12 @@ def _data_folder() -> Finding:
     """Return where data sets are kept, and how many are there."""
 
     def look() -> Finding:
+        from bespoke.data import home
         from bespoke.data.sources import catalogue, store
 
-        root = store.root()
         kept = sum(store.holds(name) for name in catalogue.CATALOGUE)
-        where = f"{root} ({kept} of {len(catalogue.CATALOGUE)} data sets); $BESPOKE_DATA names another folder"
-        beside = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+        where = f"{home.root()} ({kept} of {len(catalogue.CATALOGUE)} data sets); ${home.VARIABLE} names another folder"
+        beside = home.nearest()
         if not (beside.is_dir() and os.access(beside, os.W_OK | os.X_OK)):
             return Finding("data", MISSING, f"{where}, since this one cannot be written")
         return Finding("data", OK, where)

@@ -30,6 +30,13 @@ def _partitions() -> dict[str, str]:
     return PARTITIONS.docs(lambda function: function.doc)
 
 
+def _transforms() -> dict[str, str]:
+    from bespoke.data.transforms import TRANSFORMS
+    from bespoke.registry import first_line
+
+    return TRANSFORMS.docs(lambda thing: first_line(thing.__doc__))
+
+
 def _objectives() -> dict[str, str]:
     from bespoke.core.objective import OBJECTIVES
 
@@ -54,6 +61,7 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "models": _models,
     "datasets": _datasets,
     "partitions": _partitions,
+    "transforms": _transforms,
     "objectives": _objectives,
     "experiments": _experiments,
     "tables": _tables,

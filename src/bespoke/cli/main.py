@@ -348,7 +348,9 @@ def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> Non
 def list_(
     what: Annotated[
         str,
-        typer.Argument(help="algorithms, models, datasets, partitions, objectives, experiments, tables or settings."),
+        typer.Argument(
+            help="algorithms, models, datasets, partitions, transforms, objectives, experiments, tables or settings."
+        ),
     ],
     table: Annotated[
         str | None, typer.Argument(help="With settings: data, model, ..., training, evaluation, or a method.")

@@ -111,7 +111,7 @@ def _columns(model: "PersonalModel", x: Any) -> dict[str, list[Any]]:
     objective, outputs = model.task.objective, model.logits(x).cpu()
     found, probabilities = objective.predictions(outputs), model.probabilities(outputs)
     places = range(outputs.shape[1])
-    names = model.contract.class_names(places) if objective.classes else list(map(str, places))
+    names = model.contract.named(places) if objective.classes else list(map(str, places))
     if objective.classes:
         columns: dict[str, list[Any]] = {"prediction": [names[i] for i in found.tolist()]}
     else:

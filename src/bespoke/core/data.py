@@ -112,7 +112,7 @@ class FederatedData:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "FederatedData":
         """Return the data on a device, with floating examples and targets in ``dtype``; done once.
 
-        On the CPU the examples stay as they are, which may be memory-mapped: minibatches are converted.
+        On the CPU the examples keep their type, since they may be memory-mapped: minibatches are converted.
         """
 
         def placed(values: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class FederatedData:
 
         return replace(
             self,
-            x=self.x if torch.device(device).type == "cpu" else placed(self.x),
+            x=self.x.to(device) if torch.device(device).type == "cpu" else placed(self.x),
             y=placed(self.y),
             train=replace(self.train, index=self.train.index.to(device)),
             test=replace(self.test, index=self.test.index.to(device)),

@@ -102,9 +102,9 @@ class InputContract:
         place = {category: i for i, category in enumerate(self.classes)}
         return _places(name, values, place, where, "class")
 
-    def class_names(self, found: Any) -> list[str]:
+    def named(self, numbers: Any) -> list[str]:
         """Return the names of class numbers (n,); a class without a name is called by its number."""
-        return [self.classes[i] if i < len(self.classes) else str(i) for i in np.asarray(found).tolist()]
+        return [self.classes[i] if i < len(self.classes) else str(i) for i in np.asarray(numbers).tolist()]
 
     def class_values(self) -> np.ndarray | None:
         """Return the classes' names as numbers (C,), or None where they are words."""
@@ -140,7 +140,7 @@ class InputContract:
 
     def _checked(self, x: Any) -> np.ndarray:
         """Return examples (n, ...) that have the form of x already, in the contract's type."""
-        x = as_array(x)
+        x = as_reals(x, "x")
         if x.shape == self.shape:
             raise UserError(f"x is one example of shape {x.shape}, not a batch: give x[None]")
         if x.ndim != 1 + len(self.shape) or x.shape[1:] != self.shape:
@@ -171,19 +171,22 @@ class InputContract:
         return shown([column.name for column in self.columns], 200)
 
 
-def as_array(x: Any) -> np.ndarray:
-    """Return an array or a tensor of real numbers as an array; refuse anything else."""
-    if isinstance(x, torch.Tensor):
-        x = x.detach().cpu()
-        x = x.float() if x.dtype == torch.bfloat16 else x
+def as_array(values: Any, what: str) -> np.ndarray:
+    """Return a list, an array or a tensor as an array; ``what`` it is starts the sentence on anything else."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
     try:
-        found = np.asarray(x)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"x is not an array of numbers: {reason(error)}") from None
-    if found.dtype.kind == "c":
-        raise UserError("x holds complex numbers: give real ones")
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as ragged lists
+        raise UserError(f"{what} is not an array: {reason(error)}") from None
+
+
+def as_reals(values: Any, what: str) -> np.ndarray:
+    """Return a list, an array or a tensor of real numbers as an array; refuse other types."""
+    found = as_array(values, what)
     if found.dtype.kind not in "fiub":
-        raise UserError(f"x is not an array of numbers: it holds {found.dtype} values")
+        raise UserError(f"{what} holds {found.dtype} values: give real numbers")
     return found
 
 

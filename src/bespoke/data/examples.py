@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bespoke.core.data import Transform
-from bespoke.core.inputs import InputContract
-from bespoke.data.mapped import is_mapped, joined, pieces, stacked
-from bespoke.errors import UserError, reason
+from bespoke.core.inputs import InputContract, as_array, as_reals
+from bespoke.data.mapped import joined, mapping, pieces, stacked
+from bespoke.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -51,26 +51,24 @@ def as_inputs(x: Any, where: str) -> np.ndarray:
 
     Those that are memory-mapped stay so.
     """
-    x = _as_array(x, f"x of {where}")
+    x = as_reals(x, f"x of {where}")
     targets: dict[str, Any] = {
         "f": np.float64 if x.dtype.itemsize >= 8 else np.float32,
         "b": np.float32,
         "i": np.int64,
     }
     targets["u"] = np.uint8 if x.dtype.itemsize == 1 else np.int64
-    if x.dtype.kind not in targets:
-        raise UserError(f"x of {where} holds {x.dtype} values: give numbers, such as float32 or uint8")
     if x.ndim < 2 or 0 in x.shape[1:]:
         raise UserError(f"x of {where} has shape {x.shape}: give (rows, features) or (rows, channels, height, width)")
     dtype = np.dtype(targets[x.dtype.kind])
     if x.dtype != dtype or not (x.flags.c_contiguous and x.flags.aligned):
-        return stacked(pieces(x), x.shape, dtype, is_mapped(x))
-    return x if is_mapped(x) else np.require(x, requirements="W")
+        return stacked(pieces(x), x.shape, dtype, mapping(x) is not None)
+    return x if mapping(x) is not None else np.require(x, requirements="W")
 
 
 def as_labels(y: Any, where: str) -> np.ndarray:
     """Return labels (n,) as int64; refuse anything that is not an integer."""
-    y = _as_array(y, f"y of {where}")
+    y = as_array(y, f"y of {where}")
     if y.ndim != 1:
         raise UserError(f"y of {where} has shape {y.shape}: give one class number per row, shape (rows,)")
     if len(y) and y.dtype.kind not in "iub":
@@ -83,19 +81,10 @@ def as_labels(y: Any, where: str) -> np.ndarray:
 
 def as_targets(y: Any, where: str) -> np.ndarray:
     """Return numbers (n,) or (n, T) as float32 or float64, whichever is nearer."""
-    y = _as_array(y, f"y of {where}")
-    if y.dtype.kind not in "fiub":
-        raise UserError(f"y of {where} holds {y.dtype} values: give numbers")
+    y = as_reals(y, f"y of {where}")
     if y.ndim not in (1, 2) or 0 in y.shape[1:]:
         raise UserError(f"y of {where} has shape {y.shape}: give (rows,), or (rows, targets) for several targets")
     return np.require(y, np.float32 if y.dtype.itemsize < 4 or y.dtype == np.float32 else np.float64, ["C", "W"])
-
-
-def _as_array(values: Any, what: str) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError) as error:  # ragged lists, tensors that are not on the CPU
-        raise UserError(f"{what} is not an array: {reason(error)}") from None
 
 
 def join(
@@ -113,7 +102,7 @@ def join(
     with None the first client decides: its whole numbers are classes.
     """
     if classes is None:
-        found = [_as_array(c.y, f"y of {c.where}") for c in clients]
+        found = [as_array(c.y, f"y of {c.where}") for c in clients]
         like = next((y for y in found if y.size), np.zeros(1, np.int64))
         classes = like.dtype.kind in "iub" and like.ndim == 1
     as_y = as_labels if classes else as_targets
@@ -129,7 +118,7 @@ def join(
         for x, y, suffix in parts:
             where = client.where + (" (test rows)" if suffix else "")
             y = as_y(y, where)
-            if not len(y) and not len(_as_array(x, where)):
+            if not len(y) and not len(as_array(x, where)):
                 continue  # an empty client may not even know its shape
             x = as_inputs(x, where)
             if len(x) != len(y):

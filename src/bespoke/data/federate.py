@@ -24,7 +24,7 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
 from bespoke.data.sources.built_in import BUILT_IN
 from bespoke.data.sources.own import OwnClients
-from bespoke.data.transforms import TRIED, Step, as_transform, step_of
+from bespoke.data.transforms import Step, as_transform, step_of
 from bespoke.errors import UserError, reason
 from bespoke.registry import Function, Registry, function
 
@@ -77,12 +77,7 @@ def _transformed(examples: Examples, settings: DataSettings) -> Examples:
     if not settings.transform:
         return examples
     steps = [step_of(text, "[data] transform") for text in settings.transform]
-    return replace(examples, transform=as_transform(steps, _some(examples), examples.transform))
-
-
-def _some(examples: Examples) -> torch.Tensor:
-    """Return some examples to try a transform on."""
-    return torch.tensor(examples.x[:TRIED])
+    return replace(examples, transform=as_transform(steps, examples.x, examples.transform))
 
 
 def check_settings(settings: DataSettings) -> Function:
@@ -182,7 +177,7 @@ def from_arrays(
     )
     check(settings, "[data]")
     examples = join(arrays, num_classes or 0, test, generator(seed, LOAD), classes)
-    examples = replace(examples, transform=as_transform(transform, _some(examples)))
+    examples = replace(examples, transform=as_transform(transform, examples.x))
     return _spread(_named(examples, clients), settings, seed, skip_empty)[0]
 
 

@@ -19,6 +19,11 @@ def root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "bespoke"
 
 
+def nearest() -> Path:
+    """Return the data folder, or what is there of the folders above it."""
+    return next(path for path in (root(), *root().absolute().parents) if path.exists())
+
+
 @contextmanager
 def writing(what: str) -> Iterator[None]:
     """Report in one sentence why something could not be written to the data folder."""

@@ -2,7 +2,6 @@
 
 import math
 import mmap
-import os
 import shutil
 import tempfile
 import weakref
@@ -12,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from bespoke.core import memory
-from bespoke.data.home import root, writing
+from bespoke.data.home import nearest, root, writing
 
 SHARE = 4  # an array of more than this part of the free memory is kept in a file
 SMALL = 2**26  # bytes that are copied to memory although they come from a file
@@ -28,21 +27,25 @@ def too_large(size: float) -> bool:
 
 def room() -> float:
     """Return the bytes that there is room for, in memory or in a file."""
-    there = next(folder for folder in (root(), *root().absolute().parents) if folder.is_dir())
-    return max(memory.free(), shutil.disk_usage(there).free)
+    return max(memory.free(), shutil.disk_usage(nearest()).free)
 
 
-def is_mapped(values: Any) -> bool:
-    """Return whether an array's numbers are in a file, as those of ``numpy.load(path, mmap_mode="r")`` are."""
+def mapping(values: Any) -> mmap.mmap | None:
+    """Return the mapped file that an array's numbers are in, as those of ``numpy.load(path, mmap_mode="r")`` are."""
     while values is not None and not isinstance(values, mmap.mmap):
         values = getattr(values, "base", None)
-    return values is not None
+    return values
+
+
+def spans(rows: int, size: int) -> Iterator[slice]:
+    """Yield so many rows of ``size`` bytes in order, some at a time."""
+    step = max(1, PIECE // max(1, size))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array (n, ...) in order, some rows at a time."""
-    step = max(1, PIECE // max(1, values[:1].nbytes))
-    yield from (values[i : i + step] for i in range(0, len(values), step))
+    return (values[some] for some in spans(len(values), values[:1].nbytes))
 
 
 def stacked(parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: Any, mapped: bool = False) -> np.ndarray:
@@ -68,9 +71,8 @@ def stacked(parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: Any, map
 
 def taken(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the rows (n,) of an array (N, ...), memory-mapped if the array is: (n, ...)."""
-    step = max(1, PIECE // max(1, values[:1].nbytes))
-    parts = (values[rows[i : i + step]] for i in range(0, len(rows), step))
-    return stacked(parts, (len(rows), *values.shape[1:]), values.dtype, is_mapped(values))
+    parts = (values[rows[some]] for some in spans(len(rows), values[:1].nbytes))
+    return stacked(parts, (len(rows), *values.shape[1:]), values.dtype, mapping(values) is not None)
 
 
 def joined(arrays: list[np.ndarray]) -> np.ndarray:
@@ -78,42 +80,52 @@ def joined(arrays: list[np.ndarray]) -> np.ndarray:
 
     Memory-mapped ones stay so: as they are if they follow each other in one file, else copied to another.
     """
-    first, rows = arrays[0], sum(map(len, arrays))
-    shape, mapped = (rows, *first.shape[1:]), [is_mapped(each) for each in arrays]
-    ends = [each.ctypes.data + each.nbytes for each in arrays]
-    if all(mapped) and all(each.ctypes.data == end for each, end in zip(arrays[1:], ends[:-1], strict=True)):
-        return np.lib.stride_tricks.as_strided(first, shape, writeable=False)
-    return stacked(arrays, shape, first.dtype, any(mapped) and sum(each.nbytes for each in arrays) > SMALL)
+    first, shape = arrays[0], (sum(map(len, arrays)), *arrays[0].shape[1:])
+    mapped = [mapping(each) for each in arrays]
+    starts = [each.ctypes.data for each in arrays]
+    ends = [start + each.nbytes for start, each in zip(starts, arrays, strict=True)]
+    # Two files may be mapped one right after the other, so the addresses alone do not tell.
+    if mapped[0] is not None and all(each is mapped[0] for each in mapped) and starts[1:] == ends[:-1]:
+        whole = np.ndarray(shape, first.dtype, mapped[0], starts[0] - np.frombuffer(mapped[0], np.uint8).ctypes.data)
+        whole.flags.writeable = False
+        return whole
+    large = sum(each.nbytes for each in arrays) > SMALL
+    return stacked(arrays, shape, first.dtype, large and any(each is not None for each in mapped))
 
 
 class Grid:
     """Columns of float64 numbers with room for so many rows, filled block by block: in memory, or in a file."""
 
     def __init__(self, columns: int, rows: int, mapped: bool) -> None:
-        self.rows, self._descriptor = rows, -1
+        self.rows, self._file = rows, None
         if not mapped:
             self._values = np.empty((columns, rows))  # whose pages are taken when they are filled
             return
-        with writing(_WHAT), _nameless() as file:
-            file.truncate(8 * columns * rows)
-            self._values = np.memmap(file, np.float64, "r", shape=(columns, rows))
-            self._descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._descriptor)
+        with writing(_WHAT):
+            self._file = _nameless(buffering=0)  # what is written is seen in the mapped numbers at once
+            weakref.finalize(self, self._file.close)
+            self._file.truncate(8 * columns * rows)
+            self._values = np.memmap(self._file, np.float64, "r", shape=(columns, rows))
 
     def put(self, column: int, start: int, values: np.ndarray) -> None:
-        """Write numbers (n,) to a column from row ``start`` on."""
-        if self._descriptor < 0:
+        """Write numbers (n,) to a column from row ``start`` on; refuse those beyond its end."""
+        if start + len(values) > self.rows:
+            raise ValueError(f"it has more than the {self.rows:,} rows that it should have")
+        if self._file is None:
             self._values[column, start : start + len(values)] = values
             return
+        left = values.astype(np.float64).view(np.uint8).data
         with writing(_WHAT):
-            os.pwrite(self._descriptor, values.astype(np.float64).data, 8 * (column * self.rows + start))
+            self._file.seek(8 * (column * self.rows + start))
+            while left:  # a disk that is nearly full takes a part
+                left = left[self._file.write(left) :]
 
     def column(self, column: int, rows: int) -> np.ndarray:
         """Return the first rows of a column: (rows,)."""
         return self._values[column, :rows]
 
 
-def _nameless() -> IO[bytes]:
+def _nameless(buffering: int = -1) -> IO[bytes]:
     """Open a file that has no name, and so ends with its last user, however that ends."""
     root().mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryFile(dir=root())
+    return tempfile.TemporaryFile(buffering=buffering, dir=root())

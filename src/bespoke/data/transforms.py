@@ -4,13 +4,17 @@
 stored, and ``train`` is False in evaluation. The functions run for one client, or for many under ``torch.func.vmap``.
 """
 
+import contextlib
 import functools
 import hashlib
+import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +27,7 @@ from bespoke.registry import Registry
 
 Step = Callable[[Tensor, Tensor, bool], Tensor]
 
-TRIED = 8  # rows that a transform is tried on
+_TRIED = 8  # rows that a transform is tried on
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,7 @@ class Normalise:
 
     def __post_init__(self) -> None:
         for name in ("mean", "deviation"):
-            given = getattr(self, name)
-            if not isinstance(given, Sequence) or not all(isinstance(each, int | float) for each in given):
-                raise UserError(f"Normalise({name}={shown(given)}) cannot normalise: give a list of numbers")
-            object.__setattr__(self, name, tuple(map(float, given)))
+            object.__setattr__(self, name, _numbers(getattr(self, name), name))
         if len(self.mean) != len(self.deviation) or not all(value > 0 for value in self.deviation):
             raise UserError(f"{shown(self)} cannot normalise: give as many deviations as means, all above 0")
 
@@ -52,6 +53,15 @@ class Normalise:
         x = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
         mean, deviation = (_constant(values, x.ndim - 2, x.device, x.dtype) for values in (self.mean, self.deviation))
         return (x - mean) / deviation
+
+
+def _numbers(given: Any, name: str) -> tuple[float, ...]:
+    """Return finite numbers of a list, an array or a tensor (C,)."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        found = tuple(math.nan if isinstance(each, str) else float(each) for each in given)
+        if all(map(math.isfinite, found)):
+            return found
+    raise UserError(f"Normalise({name}={shown(given)}) cannot normalise: give a list of numbers")
 
 
 @functools.cache
@@ -112,32 +122,40 @@ TRANSFORMS: Registry[Any] = Registry(
     "transform", {"normalise": Normalise, "flip": Flip, "crop": Crop}, _of_user, "bespoke.transforms"
 )
 
-_CALL = re.compile(r"([^()]*)(?:\((.*)\))?", re.DOTALL)
+_CALL = re.compile(r"\s*([^()]*?)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 
 
-def name_in(text: str) -> str:
-    """Return the name of a step as the settings write it: ``crop`` of ``crop(pad=4)``."""
-    return text.partition("(")[0].strip()
+def parsed(text: str, where: str) -> tuple[str, dict[str, Any] | None]:
+    """Return the name and the arguments, if any, of a step as the settings write it, such as ``crop(pad=4)``."""
+    told = _CALL.fullmatch(text)
+    with contextlib.suppress(ValueError):
+        found = parse_toml(f"given = {{{told[2] or ''}}}") if told else {}
+        if told and list(found) == ["given"]:
+            return told[1], None if told[2] is None else found["given"]
+    raise UserError(f"{where}: {shown(text)} cannot be read: write it as in crop(pad=4)")
 
 
 def step_of(text: str, where: str) -> Step:
     """Return the step of a text such as ``crop(pad=4)``, ``flip``, ``mine:noise`` or ``mine:Noise(level=0.1)``."""
-    name, thing = name_in(text), TRANSFORMS.find(name_in(text), where)
-    told = _CALL.fullmatch(text.strip())
-    try:
-        found = parse_toml(f"given = {{{(told and told[2]) or ''}}}")
-    except ValueError:
-        found = {}
-    if told is None or list(found) != ["given"]:
-        raise UserError(f"{where}: {shown(text)} cannot be read: write it as in crop(pad=4)")
-    given = found["given"]
-    if told[2] is None and not isinstance(thing, type):
+    name, given = parsed(text, where)
+    thing = TRANSFORMS.find(name, where)
+    if given is None and not isinstance(thing, type):
         return cast(Step, thing)
     try:
-        step: Step = thing(**given)
+        step: Step = thing(**(given or {}))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     except TypeError as error:
-        raise UserError(f"{where}: {name} cannot be made with {shown(given)}: {reason(error)}") from None
+        raise UserError(f"{where}: {name} cannot be made with {shown(given or {})}: {reason(error)}") from None
     return step
+
+
+def text_of(step: Step) -> str:
+    """Return the text of one of bespoke's own steps, from which :func:`step_of` makes it again, or nothing."""
+    for name in TRANSFORMS.shipped:
+        if type(step) is TRANSFORMS[name]:
+            return f"{name}({', '.join(f'{key}={json.dumps(value)}' for key, value in vars(step).items())})"
+    return ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,7 +193,7 @@ def _named(step: Step) -> str:
     return f"{step.__module__}.{getattr(step, '__qualname__', type(step).__qualname__)} {content}"
 
 
-def as_transform(given: Step | Sequence[Step] | None, x: Tensor, last: Transform | None = None) -> Transform | None:
+def as_transform(given: Step | Sequence[Step] | None, x: np.ndarray, last: Transform | None = None) -> Transform | None:
     """Return the transform of a function, or of several in order, after a trial on some examples ``x`` (N, ...).
 
     ``last`` is what the data set does itself.
@@ -186,7 +204,7 @@ def as_transform(given: Step | Sequence[Step] | None, x: Tensor, last: Transform
     for step in steps.steps:
         if not callable(step) or isinstance(step, type):
             raise UserError(f"transform takes functions fn(key, x, train), such as Flip(), not {shown(step)}")
-    _try(steps, x[:TRIED])
+    _try(steps, torch.tensor(x[:_TRIED]))
     return steps
 
 

@@ -21,7 +21,7 @@ from bespoke.core.objective import OBJECTIVES, ObjectiveSettings
 from bespoke.core.settings import Training, allowed, problem
 from bespoke.data import DATASETS, PARTITIONS
 from bespoke.data.settings import DataSettings
-from bespoke.data.transforms import TRANSFORMS, name_in
+from bespoke.data.transforms import TRANSFORMS, parsed
 from bespoke.errors import UserError, shown
 from bespoke.files import experiments_folder, parse_toml, read_settings
 from bespoke.models import MODELS
@@ -131,7 +131,7 @@ class Experiment:
             if table in _TABLES:
                 registry.import_path(getattr(getattr(self, table), key), f"[{table}] {key}")
         for step in self.data.transform:
-            TRANSFORMS.import_path(name_in(step), "[data] transform")
+            TRANSFORMS.import_path(parsed(step, "[data] transform")[0], "[data] transform")
 
     def tables(self) -> dict[str, Any]:
         """Return the experiment as plain values, as in ``config.toml``."""

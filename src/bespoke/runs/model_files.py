@@ -5,7 +5,6 @@ name and settings. A user's own is either code that the file names by its path, 
 it, or an object that the caller has to give again.
 """
 
-import contextlib
 import copy
 import dataclasses
 import hashlib
@@ -34,7 +33,7 @@ from bespoke.core.tree import Tree
 from bespoke.data.images.views import compose
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import sixteen_levels_to_unit
-from bespoke.data.transforms import Crop, Flip, Normalise, Step, Steps
+from bespoke.data.transforms import TRANSFORMS, Step, Steps, parsed, step_of, text_of
 from bespoke.errors import UserError, reason, shown
 from bespoke.files import write_atomic
 from bespoke.models import MODELS, ModelSettings, build_module
@@ -46,7 +45,6 @@ FORMAT = 1
 _ENTRY, _SUM = "bespoke", "sha256"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
-_OWN_STEPS: dict[str, Callable[..., Step]] = {"Normalise": Normalise, "Flip": Flip, "Crop": Crop}
 _SEEN = ("degrade", "augment", "jitter_order", "noise_at")  # settings of [data] that change how an image looks
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -101,21 +99,25 @@ def objective_origin(experiment: Experiment, objective: Objective) -> Origin:
 
 
 def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
-    """Return how the rows of a federation become what its model takes."""
-    if pool.transform is None:
+    """Return how the rows of a federation become what its model takes; steps are texts, as in ``[data] transform``."""
+    if not isinstance(pool.transform, Steps):
+        return _scaling_origin(pool.transform, pool, data)
+    last = _scaling_origin(pool.transform.last, pool, data)
+    texts = list(data.transform) or [text_of(step) or path_of(step) for step in pool.transform.steps]
+    how = {"name": _STEPS} if all(texts) and "object" not in last else {"object": repr(pool.transform)[:200]}
+    return how if "object" in last else how | {"settings": {"steps": texts, "last": last}}
+
+
+def _scaling_origin(transform: Transform | None, pool: FederatedData, data: DataSettings) -> Origin:
+    """Return what a data set itself does to its examples."""
+    if transform is None:
         return {"name": _SYMMETRIC if pool.x.dtype == torch.uint8 else _PLAIN}
-    if pool.transform is sixteen_levels_to_unit:
+    if transform is sixteen_levels_to_unit:
         return {"name": _LEVELS}
     if (data.degrade, data.augment, data.normalise) != ("none", "none", "auto"):
         return {"name": _IMAGES, "settings": {key: getattr(data, key) for key in _SEEN}}
-    if isinstance(pool.transform, Steps):
-        told = [{type(step).__name__: vars(step)} for step in pool.transform.steps if type(step) in _OWN_STEPS.values()]
-        last = pool.transform.last
-        whole = len(told) == len(pool.transform.steps) and last in (None, sixteen_levels_to_unit)
-        how = {"name": _STEPS} if whole else {"object": repr(pool.transform)[:200]}
-        return how | {"settings": {"steps": told, "last": _PLAIN if last is None else _LEVELS}}
-    path = path_of(pool.transform)
-    return {"path": path} if path else {"object": getattr(pool.transform, "__qualname__", "the transform")}
+    path = path_of(transform)
+    return {"path": path} if path else {"object": getattr(transform, "__qualname__", "the transform")}
 
 
 def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
@@ -349,13 +351,29 @@ def rebuilt_objective(card: Card, given: Objective | str | None, trust: bool, wh
 
 def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transform | None:
     """Return the transform of a file, or the one that is given for it, as to ``federate`` where it was given there."""
-    origin = card["transform"]
-    last = sixteen_levels_to_unit if origin.get("settings", {}).get("last") == _LEVELS else None
-    if given is not None:
-        own = tuple(given) if isinstance(given, Sequence) else (given,)
-        if not all(map(callable, own)):
-            raise UserError(f"transform=... takes a function, not {shown(given)}")
-        return Steps(own, last) if "steps" in origin.get("settings", {}) else given
+    origin, own = card["transform"], tuple(given) if isinstance(given, Sequence) else (given,)
+    told = origin.get("settings", {})
+    if given is not None and not all(map(callable, own)):
+        raise UserError(f"transform=... takes a function, not {shown(given)}")
+    if "steps" not in told:
+        return _scaling(origin, trust, where) if given is None else given
+    if not is_texts(told["steps"]) or not _is_origin(told.get("last")):
+        raise UserError(f"{where} is damaged: the steps of its transform cannot be {shown(told)}")
+    if given is None and "object" in origin:
+        raise _wanted(origin, "transform", "transform", where)
+    steps = own if given is not None else tuple(_step(text, trust, where) for text in told["steps"])
+    return Steps(steps, _scaling(told["last"], trust, where))
+
+
+def _step(text: str, trust: bool, where: str) -> Step:
+    """Return a step by its text; one of somebody's own is imported if its user trusts it."""
+    name, _ = parsed(text, where)
+    _by_name(TRANSFORMS, {"path" if is_path(name) else "name": name}, "transform", "transform", trust, where)
+    return step_of(text, where)
+
+
+def _scaling(origin: Origin, trust: bool, where: str) -> Transform | None:
+    """Return what a data set itself does to its examples."""
     if "object" in origin:
         raise _wanted(origin, "transform", "transform", where)
     if "path" in origin:
@@ -365,7 +383,6 @@ def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transf
         _PLAIN: lambda: None,
         _SYMMETRIC: lambda: None,  # what is done to 8-bit numbers where there is no transform
         _LEVELS: lambda: sixteen_levels_to_unit,
-        _STEPS: lambda: Steps(tuple(_step(told, where) for told in origin["settings"]["steps"]), last),
         _IMAGES: lambda: compose(DataSettings(**read_fields(origin.get("settings", {}), DataSettings, where))),
     }
     if origin["name"] not in known:
@@ -373,17 +390,6 @@ def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transf
             f"{where}: there is no transform {shown(origin['name'])}: load it with the version that wrote it"
         )
     return known[origin["name"]]()
-
-
-def _step(told: Any, where: str) -> Step:
-    """Return one of bespoke's own steps: its name, and its settings, which are numbers or lists of them."""
-    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-        ((name, fields),) = told.items()
-        numbers = [n for value in fields.values() for n in (value if isinstance(value, list) else [value])]
-        if all(type(n) in (int, float) for n in numbers):
-            made: Step = _OWN_STEPS[name](**fields)
-            return made
-    raise UserError(f"{where} is damaged: it names no transform that there is: {shown(told)}")
 
 
 def rebuilt_task(

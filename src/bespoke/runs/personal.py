@@ -31,8 +31,7 @@ def ready(task: Task, x: Tensor, transform: Transform | None, extra: Tree, key: 
     """Prepare raw examples x (B, ...) for a model: transformed, in its type, on its device."""
     rows = torch.arange(x.shape[0], device=task.device)  # len(x) would fix the number of rows of an exported graph
     key = rng.key(0, task.device) if key is None else key
-    x = x.to(task.device, task.dtype if x.is_floating_point() else x.dtype)  # as a pool's examples are
-    return fetch(x, rows, rows, key, tree.to(extra, task.device), transform, task.dtype, train=False)[0]
+    return fetch(x.to(task.device), rows, rows, key, tree.to(extra, task.device), transform, task.dtype, train=False)[0]
 
 
 def encoded(contract: InputContract, x: Any) -> Tensor:

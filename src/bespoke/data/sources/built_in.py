@@ -5,7 +5,6 @@ first line of its docstring describes it.
 """
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -97,12 +96,10 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
         missing = [name for name in ("x", "y") if name not in archive.headers]
         if missing:
             raise UserError(f"{archive.path} has no array {missing[0]!r}: save it with numpy.savez(path, x=..., y=...)")
-    examples, targets = (
-        [(archive, name) for archive in archives for name in names if name in archive.headers]
-        for names in (("x", "x_test"), ("y", "y_test"))
-    )
-    arrays: dict[Path, dict[str, np.ndarray]] = {path: {} for path in paths}
-    for (archive, name), values in zip(examples + targets, read_all(examples) + read_all(targets), strict=True):
+    targets = ("y", "y_test")
+    arrays = {each.path: {name: each.read(name) for name in targets if name in each.headers} for each in archives}
+    examples = [(archive, name) for archive in archives for name in ("x", "x_test") if name in archive.headers]
+    for (archive, name), values in zip(examples, read_all(examples), strict=True):
         arrays[archive.path][name] = values
     clients = [ClientArrays(path.stem, str(path), **own) for path, own in arrays.items()]
     return join(clients, num_classes, test, rng, classes=None)

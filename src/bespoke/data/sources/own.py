@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from bespoke.core.inputs import MISSING, Column, InputContract, as_number, missing, ordered
-from bespoke.data.mapped import PIECE, pieces, room, stacked, taken, too_large
+from bespoke.data.mapped import pieces, room, spans, stacked, taken, too_large
 from bespoke.data.sources import folders
 from bespoke.data.sources.archives import Allowance, plausible, reading
 from bespoke.data.sources.npz import Npz
-from bespoke.data.sources.tables import Table, Wanted, of_arrow, read_csv, read_parquet, rows_of_parquet, size_of
+from bespoke.data.sources.tables import Table, Wanted, cells_of_parquet, of_arrow, read_csv, read_parquet, size_of
 from bespoke.errors import UserError, shown
 from bespoke.registry import closest
 
@@ -111,7 +111,7 @@ def from_parquet(
 ) -> OwnClients:
     """Read clients from Parquet files; the arguments are those of :func:`from_csv`."""
     found = matched(paths, "the clients' Parquet files")
-    mapped = too_large(sum(8 * math.prod(rows_of_parquet(path)) for path in found))
+    mapped = too_large(sum(8 * cells_of_parquet(path, _names(features)) for path in found))
     return _clients(
         found, lambda path, wanted: read_parquet(path, wanted, mapped), client, label, features, categorical
     )
@@ -211,11 +211,10 @@ def _clients(
 
 def _encoded(tables: Sequence[Table], contract: InputContract) -> Iterator[np.ndarray]:
     """Yield the features (n, F) of all tables in order, some rows at a time."""
-    step = max(1, PIECE // (8 * max(1, contract.shape[0])))
     for table in tables:
-        for i in range(0, table.rows, step):
-            some = {name: values[i : i + step] for name, values in table.columns.items()}
-            yield contract.encode(some, partial(_place, table, i))
+        for some in spans(table.rows, 8 * contract.shape[0]):
+            rows = {name: values[some] for name, values in table.columns.items()}
+            yield contract.encode(rows, partial(_place, table, some.start))
 
 
 def _place(table: Table, first: int, row: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bespoke.core.inputs import MISSING, Where, as_number
 from bespoke.data.mapped import Grid, room
-from bespoke.data.sources.archives import reading
+from bespoke.data.sources.archives import PIECE, reading
 from bespoke.errors import UserError, reason, shown
 from bespoke.registry import closest
 
@@ -138,7 +138,7 @@ def _table(file: IO[str], path: Path, wanted: Wanted, delimiter: str, mapped: bo
     _check_header(header, path, delimiter)
     names = wanted.of(header, path)
     places = [header.index(name) for name in names]
-    most = os.fstat(file.fileno()).st_size // len(header) + 1  # rows, which have a separator or an end for each cell
+    most = max(1, _line_ends(path))  # rows, of which the last need not have an end, but the header has
     columns, lines, some = _Columns(names, most, mapped), array("q"), []
     for record in records:
         if len(record) != len(header):
@@ -158,6 +158,16 @@ def _table(file: IO[str], path: Path, wanted: Wanted, delimiter: str, mapped: bo
     if some:
         columns.add(_block(some, names, places, wanted.text))
     return Table(columns.whole(), lambda row: f"line {lines[row]} of {path}", path)
+
+
+def _line_ends(path: Path) -> int:
+    r"""Return how often a file has \n, \r or \r\n."""
+    found, last = 0, b""
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            found += piece.count(b"\n") + piece.count(b"\r") - (last + piece).count(b"\r\n")
+            last = piece[-1:]
+    return found
 
 
 def _records(rows: Any, path: Path) -> Iterator[list[str]]:
@@ -233,13 +243,13 @@ def read_parquet(path: Path, wanted: Wanted, mapped: bool = False) -> Table:
         return _of_batches(batches, names, rows, wanted, path, mapped)
 
 
-def rows_of_parquet(path: Path) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a Parquet file."""
+def cells_of_parquet(path: Path, columns: Sequence[str]) -> int:
+    """Return how many cells a Parquet file has in these columns, or in all if there are none."""
     import pyarrow.parquet
 
     with reading(path), path.open("rb") as file:
         found = pyarrow.parquet.ParquetFile(file).metadata
-        return found.num_rows, found.num_columns
+        return int(found.num_rows * (len(columns) or found.num_columns))
 
 
 def of_arrow(table: Any, wanted: Wanted, path: Path) -> Table:
