@@ -281,7 +281,7 @@ def drive(root: Path) -> None:
     # cut off and taken up: by as many processes, by fewer, by more
     pair(root, "stopped", lambda: run("busy", root / "two" / "resumed", stop=stop_after(3, rank=1)))
     assert len(records_of(root / "two" / "resumed")) == 3
-    pair(root, "resumed", lambda: run("busy", root / "two" / "resumed", resume=True))
+    pair(root, "resumed", lambda: run("busy", root / "two" / "resumed", resume=True, progress=True))
     pair(root, "begun on disk", lambda: run("on disk", root / "two" / "disk", stop=stop_after(2)))
     assert solo(root, lambda: run("on disk", root / "two" / "disk", resume=True, stop=stop_after(1))) == [0]
     pair(root, "disk", lambda: run("on disk", root / "two" / "disk", resume=True))
@@ -309,6 +309,12 @@ def drive(root: Path) -> None:
         ("deadly", "run", small, "--algorithm", "deadly", "--out", root / "deadly", "--backend", "loop"),
     ):
         pair(root, name, lambda arguments=arguments: bespoke_command(*arguments, "--quiet"))
+    rows = ("--data", root / "rows.csv", "-o", root / "new.safetensors")
+    pair(root, "personalize", lambda: bespoke_command("personalize", root / "command", *rows))
+    pair(root, "evaluate", lambda: bespoke_command("evaluate", root / "command"))
+    rows = ("--data", root / "rows.csv", "-o", root / "new.safetensors")
+    pair(root, "personalize", lambda: bespoke_command("personalize", root / "command", *rows))
+    pair(root, "evaluate", lambda: bespoke_command("evaluate", root / "command"))
 
     def each_its_own() -> None:
         bespoke_command("run", small, "--seed", os.environ["RANK"], "--out", root / "each")
@@ -468,6 +474,12 @@ def test_ones_own_data_without_a_folder(driven):
 # --- one voice, and an end for all ---
 
 
+def test_the_progress_is_told_by_the_first_process(driven):
+    well(driven, "resumed")
+    first, second = driven[1]["resumed"].said
+    assert re.search(r"^\S+: round 4/\d+, ", first, re.MULTILINE) and "round" not in second
+
+
 def test_the_result_is_printed_once(driven):
     well(driven, "command")
     said = driven[1]["command"].said
@@ -480,6 +492,10 @@ def test_the_result_is_printed_once(driven):
         ("again", "command already holds a run: add --resume"),
         ("usage", "No such option"),
         ("demo", "the demonstration runs in one process: start it without torchrun"),
+        ("personalize", "one process opens a run's folder: start without torchrun"),
+        ("evaluate", "one process opens a run's folder: start without torchrun"),
+        ("personalize", "one process opens a run's folder: start without torchrun"),
+        ("evaluate", "one process opens a run's folder: start without torchrun"),
         ("each its own", "all processes must run the same: process 0 has experiment"),
         ("no room", "cannot write: no room"),
     ],

@@ -85,9 +85,6 @@ def test_a_long_adaptation_is_told_as_it_goes_on(capsys, monkeypatch):
     for wanted in (False, None):
         with progress.shown(experiment("ditto"), wanted):
             adapted(6)
-    monkeypatch.setenv("RANK", "1")  # of several processes the first one speaks
-    with progress.shown(experiment("ditto"), True):
-        adapted(6)
     assert capsys.readouterr().err == ""
 
 
@@ -182,6 +179,16 @@ def test_a_notebook_has_a_bar_of_its_own(notebook, capsys):
     notebook.clear()
     run_once(progress=False)
     assert notebook == []
+
+
+def test_a_notebook_keeps_the_last_round_of_a_run_that_stops_early(notebook, monkeypatch):
+    monkeypatch.setattr(progress._NotebookBar, "_PAUSE", 1e9)
+    with pytest.raises(KeyboardInterrupt), progress.shown(experiment(rounds=9)) as callback:
+        for number in (1, 2, 3):
+            callback(event(number=number, rounds=9))
+        assert len(notebook) == 1  # a display for each round would be too many
+        raise KeyboardInterrupt
+    assert len(notebook) == 2 and "3/9 rounds accuracy 62.50 % (mean)" in notebook[-1]
 
 
 def test_nothing_of_a_client_is_html_in_a_notebook(notebook):

@@ -1,9 +1,8 @@
 """From an experiment, or from your own data and model, to a run: what to build, and on which device."""
 
-import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, cast
@@ -460,16 +459,9 @@ def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = Non
         federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
         return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
-    with _followed(experiment, chosen):
-        return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
-
-
-@contextlib.contextmanager
-def _followed(experiment: Experiment, chosen: Options) -> Iterator[None]:
-    """Show the run's progress while the context lasts, with a callback that comes before the user's."""
     with progress.shown(experiment, chosen["progress"] if processes.first() else False) as callback:
         chosen["callbacks"] = [callback, *chosen["callbacks"]]
-        yield
+        return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

@@ -51,9 +51,6 @@ def reopened(
     other arguments are as for ``run``. A module that the experiment names is imported, which runs its code; a note on
     stderr says so.
     """
-    processes.join()
-    if processes.world() > 1:
-        raise UserError("one process opens a run's folder: start without torchrun")
     run = trained_folder(folder)
     experiment, notes = _stored(run)
     parts = built(experiment, device, precision)
@@ -70,7 +67,10 @@ def reopened(
 
 
 def trained_folder(path: str | Path) -> RunFolder:
-    """Return the folder of a run that is not going on; refuse anything else."""
+    """Return the folder of a run that is not going on, for one process; refuse anything else."""
+    processes.join()
+    if processes.world() > 1:
+        raise UserError("one process opens a run's folder: start without torchrun")
     run = RunFolder(path)
     if not run.holds_run():
         raise UserError(f"{run.path} holds no run (there is no config.toml): give the folder of a run")
