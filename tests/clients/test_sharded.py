@@ -281,7 +281,7 @@ def drive(root: Path) -> None:
     # cut off and taken up: by as many processes, by fewer, by more
     pair(root, "stopped", lambda: run("busy", root / "two" / "resumed", stop=stop_after(3, rank=1)))
     assert len(records_of(root / "two" / "resumed")) == 3
-    pair(root, "resumed", lambda: run("busy", root / "two" / "resumed", resume=True, progress=True))
+    pair(root, "resumed", lambda: run("busy", root / "two" / "resumed", resume=True))
     pair(root, "begun on disk", lambda: run("on disk", root / "two" / "disk", stop=stop_after(2)))
     assert solo(root, lambda: run("on disk", root / "two" / "disk", resume=True, stop=stop_after(1))) == [0]
     pair(root, "disk", lambda: run("on disk", root / "two" / "disk", resume=True))
@@ -472,12 +472,6 @@ def test_ones_own_data_without_a_folder(driven):
 
 
 # --- one voice, and an end for all ---
-
-
-def test_the_progress_is_told_by_the_first_process(driven):
-    well(driven, "resumed")
-    first, second = driven[1]["resumed"].said
-    assert re.search(r"^\S+: round 4/\d+, ", first, re.MULTILINE) and "round" not in second
 
 
 def test_the_result_is_printed_once(driven):

@@ -11,7 +11,7 @@ from small_runs import federated
 
 import bespoke
 from bespoke.algorithms.ditto import Ditto
-from bespoke.clients import SequentialClients
+from bespoke.clients import SequentialClients, processes
 from bespoke.core.settings import Training
 from bespoke.runs import progress
 
@@ -148,6 +148,17 @@ def test_a_run_from_python_is_silent_in_a_pipe_unless_told_otherwise(capsys, mon
     assert [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         f"fedavg: round {number}/2" for number in (1, 2)
     ]
+
+
+def test_of_several_processes_the_first_one_shows_progress(monkeypatch):
+    def shown(_, wanted):
+        raise InterruptedError(wanted)
+
+    monkeypatch.setattr(progress, "shown", shown)
+    for first in (True, False):
+        monkeypatch.setattr(processes, "first", lambda first=first: first)
+        with pytest.raises(InterruptedError, match=str(first)):
+            run_once(progress=True)
 
 
 def test_progress_is_a_bool_or_nothing():
