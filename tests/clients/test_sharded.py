@@ -312,9 +312,6 @@ def drive(root: Path) -> None:
     rows = ("--data", root / "rows.csv", "-o", root / "new.safetensors")
     pair(root, "personalize", lambda: bespoke_command("personalize", root / "command", *rows))
     pair(root, "evaluate", lambda: bespoke_command("evaluate", root / "command"))
-    rows = ("--data", root / "rows.csv", "-o", root / "new.safetensors")
-    pair(root, "personalize", lambda: bespoke_command("personalize", root / "command", *rows))
-    pair(root, "evaluate", lambda: bespoke_command("evaluate", root / "command"))
 
     def each_its_own() -> None:
         bespoke_command("run", small, "--seed", os.environ["RANK"], "--out", root / "each")
@@ -486,8 +483,6 @@ def test_the_result_is_printed_once(driven):
         ("again", "command already holds a run: add --resume"),
         ("usage", "No such option"),
         ("demo", "the demonstration runs in one process: start it without torchrun"),
-        ("personalize", "one process opens a run's folder: start without torchrun"),
-        ("evaluate", "one process opens a run's folder: start without torchrun"),
         ("personalize", "one process opens a run's folder: start without torchrun"),
         ("evaluate", "one process opens a run's folder: start without torchrun"),
         ("each its own", "all processes must run the same: process 0 has experiment"),

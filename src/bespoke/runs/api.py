@@ -321,8 +321,8 @@ def federate(
     num_classes: int | None = None,
     transform: Step | Sequence[Step] | None = None,
     out: str | Path | None = None,
-    evaluate_every: int = 0,
-    patience: int = 0,
+    evaluate_every: int | None = None,
+    patience: int | None = None,
     training: Training | None = None,
     evaluation: Evaluation | None = None,
     **settings: Any,
@@ -339,9 +339,9 @@ def federate(
     a function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several.
 
     ``evaluate_every`` is the number of rounds between evaluations; ``patience`` stops the run after this many
-    evaluations without a better validation value; ``evaluation`` has the other settings of that table. ``settings``
-    are those of :class:`Training` (``rounds=20, lr=0.1, ...``), on top of ``training`` if that is given, and the
-    :class:`Options` of :func:`run`; ``out`` is as there.
+    evaluations without a better validation value; both replace those of ``evaluation``, which has the other settings of
+    that table. ``settings`` are those of :class:`Training` (``rounds=20, lr=0.1, ...``), on top of ``training`` if that
+    is given, and the :class:`Options` of :func:`run`; ``out`` is as there.
     """
     processes.join()
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
@@ -367,12 +367,12 @@ def federate(
     objective = objective.measured_by(metrics)
     if num_classes is not None and not objective.classes:
         raise UserError(f"num_classes means nothing to the objective {objective.name!r}: leave it out")
-    when = evaluation or Evaluation()
+    given: dict[str, Any] = {"every": evaluate_every, "patience": patience}
     experiment = Experiment(
         data=DataSettings(validation=validation),
         algorithm=algorithm,
         training=replace(training or Training(), **settings),
-        evaluation=replace(when, every=evaluate_every or when.every, patience=patience or when.patience),
+        evaluation=replace(evaluation or Evaluation(), **{key: n for key, n in given.items() if n is not None}),
         seed=seed,
     )
     pool = from_arrays(

@@ -140,7 +140,7 @@ def _experiment(run: RunFolder, method: Algorithm) -> Experiment:
 
 def _pool(run: RunFolder, start: beginnings.Beginning, transform: Transform | None) -> FederatedData:
     """Return what is known of a federation's data: clients, sizes, the form of examples; no row."""
-    told = identity.read(run)
+    told = run.federation()
     if told is None or not 0 < told["clients"] <= len(told["names"]) or type(told.get("num_classes")) is not int:
         raise UserError(f"{run.path / FEDERATION} is missing or damaged: restore it")
     contract, total = InputContract.from_dict(start.card["inputs"]), len(told["names"])
