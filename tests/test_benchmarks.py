@@ -121,11 +121,10 @@ def test_every_kernel_can_be_replaced_and_returns():
 
 def test_what_replaces_a_kernel_computes_the_same():
     x = rng.normal(rng.key(1), (2, 4, 5, 5), torch.float32)
-    conv, norm, pool = layers.conv2d(4, 6, 3, 2, 1), layers.norm2d("group", 4, 2, relu=True), layers.MaxPool2d(2)
+    conv, norm = layers.conv2d(4, 6, 3, 2, 1), layers.norm2d("group", 4, 2, relu=True)
     near = {"rtol": 3e-2, "atol": 3e-2}
     torch.testing.assert_close(kernels.plain_conv(conv, x).float(), conv(x), **near)
     torch.testing.assert_close(kernels.plain_norm(norm, x, x).float(), norm(x, x), **near)
-    assert kernels.plain_pool(pool, x).equal(pool(x))
 
 
 def test_a_kernel_that_gains_little_everywhere_is_named():
