@@ -21,7 +21,7 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pytest -n 2 -m slow
 
-# 2,500 hostile cases of each of four kinds: experiment files, command lines, imports, run folders.
+# 2,500 hostile cases of each of four kinds: experiment files, command lines, imports, run folders; 10,000 uploads.
 fuzz: export BESPOKE_FUZZ = 1
 fuzz: $(STAMP)
 	$(BIN)/pytest -n 2 tests/fuzz

@@ -1,8 +1,9 @@
 """One run on the cores of a CPU: pFedFDA's cohort of 30 of 100 clients on its CIFAR CNN, in one process and in several.
 
 Random rows in CIFAR-10's shape, Dirichlet .5, batches of 50, one epoch, FedAvg and pFedFDA. ``python
-benchmarks/cores.py`` runs each with one process and with one for each core, in turns, compares the records to the bit,
-prints a table and writes ``cores.json``. It needs no GPU; other programs on the machine spoil the ratio.
+benchmarks/cores.py`` runs each with one process and with ``auto``, which takes one for each core, in turns, compares
+the records to the bit, prints a table and writes ``cores.json``. It needs no GPU; other programs on the machine spoil
+the ratio.
 """
 
 import os
@@ -32,17 +33,20 @@ def workload(method: str, rounds: int) -> Experiment:
     )
 
 
-def seconds(experiment: Experiment, folder: Path, processes: int) -> float:
+def seconds(experiment: Experiment, folder: Path, processes: int | str) -> float:
     """Return how long a run takes, from its settings to its end."""
     begin = time.perf_counter()
-    bespoke.run(experiment, folder, device="cpu", processes=processes)
-    return time.perf_counter() - begin
+    run = bespoke.run(experiment, folder, device="cpu", processes=processes)
+    taken = time.perf_counter() - begin
+    if processes == "auto" and not any("spread over" in note for note in run.notes):
+        raise SystemExit(f"auto took one process: {run.notes}")
+    return taken
 
 
 def main() -> int:
     """Run all, print and store."""
     parser = report.parser(__doc__, __file__)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -51,13 +55,13 @@ def main() -> int:
         raise SystemExit("this benchmark needs two cores or more, and this process has one")
     for method in ("fedavg", "pfedfda"):
         experiment = workload(method, chosen.rounds)
-        found: dict[int, list[float]] = {1: [], cores: []}
+        found: dict[int | str, list[float]] = {1: [], "auto": []}
         with tempfile.TemporaryDirectory() as name:
             for repeat in range(chosen.repeats):
                 for number, times in found.items():
                     times.append(seconds(experiment, Path(name) / f"{number}-{repeat}", number))
-            records = [Path(name) / f"{number}-0" / "clients.jsonl" for number in found]
-            same = records[0].read_bytes() == records[1].read_bytes()
+            records = [[Path(name) / f"{n}-0" / f"{part}.jsonl" for part in ("rounds", "clients")] for n in found]
+            same = all(one.read_bytes() == all_.read_bytes() for one, all_ in zip(*records, strict=True))
         one, all_ = (statistics.median(times) for times in found.values())
         runs.append(
             {"method": method, "processes": cores, "one_s": one, "all_s": all_, "ratio": one / all_, "same": same}

@@ -3,10 +3,11 @@
 FedLDA's run (20 clients with 500 rows, 200 rounds) is measured whole. FedPCE's (24 clients, 1000 rounds of 50 Adam
 steps with augmentation, then 200 rounds of adaptation for six new clients) is scaled from some of its rounds: what
 comes before and the first rounds, which record, count once; a later round counts as the mean of the later ones,
-adaptation by its rounds. ``python benchmarks/deep_runs.py`` needs CUDA and the real CIFAR-10; it prints a table and
-writes ``deep_runs.json`` beside itself.
+adaptation by its rounds, and checkpoints as often as a run writes them, which is for at most a tenth of its time.
+``python benchmarks/deep_runs.py`` needs CUDA and the real CIFAR-10; it prints a table and writes ``deep_runs.json``.
 """
 
+import math
 import statistics
 import sys
 from typing import Any
@@ -32,10 +33,14 @@ def fedpce(rounds: int, adapt: int) -> dict[str, Any]:
     sums = [sum(seconds.values()) for seconds in run["by_round"]]
     evaluations = [seconds["evaluate"] for seconds in run["by_round"] if seconds["evaluate"] > 0.01]
     last = evaluations[-1] - statistics.median(evaluations[:-1])  # adaptation is part of the last evaluation
-    round_ = statistics.mean(sums[EARLY:-1])
+    written = [seconds["checkpoint"] for seconds in run["by_round"] if seconds["checkpoint"] > 0.01]
+    checkpoint = statistics.mean(written)
+    round_ = statistics.mean(sum(s.values()) - s["checkpoint"] for s in run["by_round"][EARLY:-1])
+    between = EARLY * math.ceil(checkpoint / (0.1 * round_) / EARLY)  # rounds from one checkpoint to the next
+    checkpoints = (ROUNDS - EARLY) // between * checkpoint
     before = run["seconds"]["total"] - sum(sums)
-    seconds = before + sum(sums[:EARLY]) + (ROUNDS - EARLY) * round_ + last * ADAPT / adapt
-    parts = {"before": before, "a round": round_, "an adapt round": last / adapt}
+    seconds = before + sum(sums[:EARLY]) + (ROUNDS - EARLY) * round_ + last * ADAPT / adapt + checkpoints
+    parts = {"before": before, "a round": round_, "an adapt round": last / adapt, "checkpoints": checkpoints}
     return {"run": "FedPCE", "seconds": seconds, **parts, "rounds measured": rounds, "measured": run}
 
 

@@ -221,6 +221,9 @@ def main() -> int:
         settings = work._asdict() | {"trained": work.trained, "subsample": chosen.subsample, "real_rows": real}
         about = {"peer": peer, "version": version(peer, chosen.pfllib), "accuracy_of": of}
         results.append(about | {"settings": settings, "rows": rows})
+    if not results:
+        print(f"nothing was measured, so {chosen.out} is as it was")
+        return 1
     report.store(chosen.out, chosen.device, results=results, skipped=skipped)
     return int(any("error" in row for result in results for row in result["rows"]))
 

@@ -257,7 +257,7 @@ def views(fed, client, personal):
 def predictions(method, task, personal, x):
     """Logits by view."""
     with torch.no_grad():
-        found = method.predict(task, personal, torch.as_tensor(x))
+        found = method.predict(task, personal, torch.as_tensor(x).to(task.dtype))
     return found if isinstance(found, dict) else {"personal": found}
 
 

@@ -93,7 +93,7 @@ def test_rows_must_have_the_documented_columns(tmp_path):
     with pytest.raises(ValueError, match=r"rounds\.jsonl"):
         folder.append("rounds", [a_round()])
     assert list(tmp_path.iterdir()) == []
-    folder.append(ROUNDS, [a_round(note="runs in the loop", evaluated=EVALUATED)])
+    folder.append(ROUNDS, [a_round(missing={"1": "offline"}, note="runs in the loop", evaluated=EVALUATED)])
     assert list(folder.rounds()[0]) == list(COLUMNS[ROUNDS])
     with pytest.raises(ValueError, match="correct, loss_sum, metrics"):
         folder.append(CLIENTS, [old_client()])

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+MOST_PROCESSES = 1024  # of one run on one machine
+
 
 def cores() -> int:
     """Return how many cores this process may use: those it is bound to, or fewer by a container's quota."""

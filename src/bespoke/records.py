@@ -59,6 +59,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "padding_waste": "share of the computed rows that were padding",
         "host_breaks": "calls to the host between captured parts",
         "logged": "{name: [value or null per client of the cohort]}",
+        "missing": "{id: reason} of the clients that did not answer, in a federation over a network (optional)",
         "note": "what a reader of the round should know (optional)",
         "evaluated": "{view, metric, higher} of an evaluated round: the headline view, the headline metric, and "
         "for every metric whether larger is better (optional)",
@@ -81,9 +82,9 @@ COLUMNS: dict[str, dict[str, str]] = {
         "checkpoint": "seconds for writing the checkpoint before this round",
     },
 }
-_OPTIONAL = {"note", "evaluated"}
+_OPTIONAL = {"missing", "note", "evaluated"}
 _REQUIRED = {name: columns.keys() - _OPTIONAL for name, columns in COLUMNS.items()}
-_NESTED = {"logged", "metrics", "evaluated"}  # columns that become several in an export
+_NESTED = {"logged", "metrics", "evaluated", "missing"}  # columns that become several in an export, or none
 _TYPES = {  # of the columns of an export that hold no plain integer; "id" is text if clients have names
     **dict.fromkeys(("train_loss", "padding_waste"), "float64"),
     **dict.fromkeys(("group", "split", "view", "note", "evaluated.view", "evaluated.metric"), "string"),
@@ -178,6 +179,7 @@ _SOUND: dict[str, dict[str, Sound]] = {  # what the values of a column look like
         "padding_waste": _is_number,
         "host_breaks": is_count,
         "logged": is_table_of(is_list_of(_is_number)),
+        "missing": is_table_of(is_text),
         "note": is_text,
         "evaluated": _is_headline,
     },

@@ -3,8 +3,12 @@
 import functools
 import itertools
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -19,7 +23,6 @@ from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.errors import UserError
 from bespoke.runs import api, spreading
-from bespoke.runs.experiment import load
 
 COMMON = {
     "data": {"validation": 0.2, "clients": 9, "new_clients": 2, "rows": 300},
@@ -176,6 +179,49 @@ def test_an_error_of_this_process_ends_the_others(tmp_path):
         bespoke.run(experiment(**COMMON), tmp_path / "run", device="cpu", processes=3, callbacks=[broken])
 
 
+def test_a_missing_file_in_the_run_is_no_failure_to_start(tmp_path):
+    def broken(event):
+        (tmp_path / "none").read_text()
+
+    with pytest.raises(FileNotFoundError, match="none"):
+        bespoke.run(experiment(**COMMON), tmp_path / "run", device="cpu", processes=2, callbacks=[broken])
+
+
+ORPHANS = """
+import os, signal, sys, time
+from bespoke.clients import processes
+
+def never(place, turn, number):  # a fork waits at the meeting, and nobody comes
+    if turn:
+        print(os.getpid(), file=open(sys.argv[1], "a"), flush=True)
+        time.sleep(60)
+    while len(open(sys.argv[1]).readlines()) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+processes._meet = never
+processes.together(3, lambda: None)
+"""
+
+
+def test_a_killed_parent_leaves_no_fork(tmp_path):
+    (tmp_path / "pids").touch()
+    done = subprocess.run([sys.executable, "-c", ORPHANS, tmp_path / "pids"], capture_output=True, timeout=100)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    forks = [Path("/proc") / line for line in (tmp_path / "pids").read_text().split()]
+    end = time.monotonic() + 20
+    while any(fork.exists() and "(zombie)" not in (fork / "status").read_text() for fork in forks):
+        assert time.monotonic() < end, "a fork outlives its parent"
+        time.sleep(0.05)
+    assert len(forks) == 2
+
+
+@pytest.mark.parametrize("number", [0, 1025, 10**6, 2.0, True, "2"])
+def test_absurd_numbers_of_processes_are_refused(number):
+    with pytest.raises(UserError, match=r"run\(processes=...\) takes a number from 1 to 1024, or auto, not"):
+        bespoke.run(experiment(), device="cpu", processes=number)
+
+
 # --- how many -------------------------------------------------------------------------------------------------------
 
 
@@ -247,8 +293,11 @@ def test_notes_say_what_was_chosen_and_a_run_goes_on_as_it_began(monkeypatch, fo
     done = bespoke.run(made, tmp_path / "blocks", device="cpu", processes="auto", stop=lambda: next(asked, True))
     assert [note for note in done.notes if "16.0 times faster in blocks" in note]
     monkeypatch.setattr(spreading, "_client_seconds", lambda federation, count: 1.0)
-    done = bespoke.run(made, tmp_path / "blocks", device="cpu", processes="auto", resume=True)
-    assert done.folder.read_json("environment.json")["backend"] == "batched"
+    for number in ("auto", 1):
+        shutil.copytree(tmp_path / "blocks", tmp_path / f"blocks {number}")
+        done = bespoke.run(made, tmp_path / f"blocks {number}", device="cpu", processes=number, resume=True)
+        assert done.folder.read_json("environment.json")["backend"] == "batched"
+        assert [note for note in done.notes if "began with clients in blocks and goes on so" in note]
     bespoke.run(made, tmp_path / "loop", device="cpu", backend="loop", stop=lambda: True)
     monkeypatch.setattr(spreading, "_client_seconds", lambda federation, count: 0.01 / count)
     done = bespoke.run(made, tmp_path / "loop", device="cpu", processes="auto", resume=True)
@@ -298,5 +347,3 @@ def test_the_command_takes_a_number_or_auto(tmp_path):
     assert command("run", path, "--out", tmp_path / "b", "--processes", "2", "--quiet").code == 0
     assert command("run", path, "--out", tmp_path / "c", "--quiet").code == 0
     assert_same_result(tmp_path / "b", tmp_path / "c")
-    with pytest.raises(UserError, match=r"run\(processes=...\) takes a number from 1, or auto, not 0"):
-        bespoke.run(load(path)[0], processes=0)

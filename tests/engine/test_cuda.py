@@ -41,6 +41,14 @@ def test_contract_on_cuda(name):
     assert contract.check_method(ALGORITHMS[name](), device="cuda", tolerance=1e-8) == list(contract.CHECKS)
 
 
+@pytest.mark.parametrize("name", ["ditto", "fedavg", "fedrep", "pfedfda"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_contract_on_cuda_with_kept_moments_and_without_clipping(name, optimizer, monkeypatch):
+    monkeypatch.setattr(contract, "ADAM", replace(contract.ADAM, optimizer=optimizer, clip=0.0))
+    subject = contract.Subject(ALGORITHMS[name](), "cuda", 1e-8)
+    contract.loop_equals_batched_with_kept_moments(subject)
+
+
 @pytest.mark.parametrize("name", ["pfedme", "per_fedavg", "pfedbred"])
 def test_a_methods_own_gradient_under_the_optimiser_on_cuda(name):
     method = ALGORITHMS[name](optimizer="training")
@@ -119,6 +127,7 @@ ADAM = replace(SGD, optimizer="adam", lr=1e-3, momentum=0.0, keep_optimizer=True
 OTHERS = {
     "Adam": (ADAM, SMALL),
     "AdamW": (replace(ADAM, optimizer="adamw", keep_optimizer=False), SMALL),
+    "AdamW, kept": (replace(ADAM, optimizer="adamw"), SMALL),
     "WRN-16-2": (SGD, ModelSettings("wrn16_2")),
     "ResNet-18": (replace(SGD, lr=0.01), ModelSettings("resnet18", stem="cifar", width=16, norm="group")),
     "FedPCE's ResNet-18": (ADAM, ModelSettings("fedpce_resnet18", width=16)),

@@ -50,6 +50,7 @@ class FedEP(Algorithm):
     warm_rounds: int = knob(1, "initial rounds of plain FedAvg", low=1)
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
     private = ("site", "pending")
+    claims = (("rows", "rows"),)
 
     def server_init(self, task, params, num_clients, key):
         zeros = torch.zeros(num_clients + 1, dtype=torch.float64, device=task.device)

@@ -50,6 +50,7 @@ class FedLDA(Algorithm):
         "interpolated", "centre of the local covariance", choices=("interpolated", "local")
     )
     needs_classes = True
+    claims = (("cov", "spd"),)
 
     def server_init(self, task, params, num_clients, key):
         """Return the body, means uniform on [-0.1, 0.1), and the identity covariance."""

@@ -50,6 +50,7 @@ class FedPAC(Algorithm):
     new_epochs: int = knob(5, "epochs a new client fits its model for", low=0)
     new_part: str = knob("head", "what a new client fits", choices=("head", "all"))
     needs_classes = True
+    claims = (("rows", "rows"), ("variance", "positive"))
 
     def server_init(self, task, params, num_clients, key):
         heads = tree.map(lambda p: p.expand(num_clients, *p.shape).clone(), task.head(params))

@@ -47,6 +47,7 @@ class FedProto(Algorithm):
     )
     private = ("model",)
     needs_classes = True
+    claims = (("rows", "rows"),)
 
     @property
     def ignores(self):

@@ -66,6 +66,7 @@ class PFedFDA(Algorithm):
         choices=("searched", "trained"),
     )
     needs_classes = True
+    claims = (("cov", "spd"),)
 
     def server_init(self, task, params, num_clients, key):
         means = rng.uniform(key, (task.num_classes, task.feature_dim), task.dtype)
@@ -133,12 +134,11 @@ class PFedFDA(Algorithm):
         """Search for the shares of the client's own means and covariance."""
         if self.betas == "none":
             return shared.mean.new_ones(2)
-        z, y, mask = features
+        two, (z, y, mask) = self.betas == "two", features
         # A class with a single row tells nothing across folds.
         repeated = mask * (member @ (member.sum(dim=0) > 1).to(z.dtype))
         parts = local.folds(self.folds, rows=features).to(z.dtype) * repeated
         rests = [member * (repeated - part)[:, None] for part in parts]
         stats = [gaussian.estimate(z, rest, shared.mean, self.ridge) for rest in rests]
         folds, prior = list(map(Fold, stats, parts)), gaussian.log_prior(local, self.smooth)
-        two = self.betas == "two"
         return cross_validated_beta(folds, shared, z, y, prior, two=two, amount=self.shrink)

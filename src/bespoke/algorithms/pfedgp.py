@@ -46,6 +46,7 @@ class PFedGP(Algorithm):
     gibbs_steps: int = knob(5, "steps of a Gibbs chain", low=0, high=10_000)
     max_rows: int = knob(500, "maximum number of train rows that a client predicts with", low=2)
     needs_classes = True
+    claims = (("learned", "share"),)
     holds = "features of the client's own train rows, by which this method predicts"
 
     def server_init(self, task, params, num_clients, key):

@@ -47,6 +47,7 @@ class PFedVMP(Algorithm):
     new_head_epochs: int = knob(5, "epochs a new client fits its head for", low=0)
     private = ("head",)
     needs_classes = True
+    claims = (("precision", "spd"), ("count", "rows"))
 
     @property
     def unbounded(self):

@@ -52,6 +52,7 @@ class QLSD(Algorithm):
     thin: int = knob(10, "rounds between samples that enter the mean", low=1)
     finetune_epochs: int = knob(0, "epochs of local training before prediction", low=0)
     private = ("memory",)
+    claims = (("rows", "rows"),)
 
     @property
     def ignores(self):

@@ -46,6 +46,7 @@ class SelfFL(Algorithm):
     variance: str = knob("scatter", "how a scatter becomes a variance", choices=("scatter", "n-1"))
     warm_rounds: int = knob(0, "initial rounds of plain FedAvg, of default_steps", low=0)
     private = ("history",)
+    claims = (("known", "share"), ("sigma", "positive"))
 
     @property
     def ignores(self):

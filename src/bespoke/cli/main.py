@@ -17,6 +17,7 @@ from bespoke._version import __version__
 from bespoke.cli import data, doctor, evaluate, listing, new, personal, tables, tune
 from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
+from bespoke.machine import MOST_PROCESSES
 
 app = typer.Typer(
     help="Personalised federated learning: a model for every client.",
@@ -266,8 +267,8 @@ def run(
 
 def _number(text: str) -> int | str:
     """Return the number of processes, or ``auto``."""
-    if text != "auto" and not (text.isdecimal() and 1 <= int(text) <= 1024):
-        raise UserError(f"--processes takes auto or a number from 1 to 1024, not {text!r}")
+    if text != "auto" and not (text.isdecimal() and 1 <= int(text) <= MOST_PROCESSES):
+        raise UserError(f"--processes takes auto or a number from 1 to {MOST_PROCESSES}, not {text!r}")
     return text if text == "auto" else int(text)
 
 

@@ -1,4 +1,4 @@
-"""Ways to reach clients: one after another, a cohort at once, or spread over processes."""
+"""Ways to reach clients: one after another, a cohort at once, or spread over processes; `network` has another."""
 
 from bespoke.clients.batched import BatchedClients
 from bespoke.clients.protocol import Clients, Evaluated, Inspectable, Trained

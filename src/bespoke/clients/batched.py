@@ -42,7 +42,9 @@ class BatchedClients(Simulated):
         self._gathered = self._metrics_that_do_not_map()
         if self.task.device.type == "cuda":
             if not has_triton():
-                self.notes.append("without Triton everything runs on torch's own kernels, far slower: install triton")
+                self.notes.append(
+                    "without Triton and a C compiler everything runs on torch's own kernels, far slower: install both"
+                )
             self.similar = 0.0  # lanes are dropped as clients finish, so unequal clients may share a block
             most = min(self.chunk, self.pool.total_clients)
             self.runner = Recorded(self.task.device, most, max(self.pool.train.sizes), graphs, self.notes)

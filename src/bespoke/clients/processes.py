@@ -8,6 +8,7 @@ on the CPU and by NCCL on CUDA.
 
 import atexit
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -104,6 +105,7 @@ T = TypeVar("T")
 
 
 _PLACES, _SIGNALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _LONGEST = timedelta(days=365)  # that one process may wait for a slower one
 
 
@@ -127,19 +129,11 @@ def together(number: int, work: Callable[[], T]) -> T:
     alone = {name: os.environ.pop(name) for name in _PLACES if name in os.environ}  # of another launcher
     try:
         torch.set_num_threads(1)
-        with tempfile.TemporaryDirectory(prefix="bespoke-") as name:
-            for turn in range(1, number):
-                _fork(Path(name) / "meeting", turn, number, work, others)
-            if not all(os.read(other.said, 1) for other in others):  # meeting them would wait for one that is gone
-                raise PeerLostError("a process of this run ended before it began: is there enough memory?")
-            _meet(Path(name) / "meeting", 0, number)
+        with contextlib.ExitStack() as kept:
+            _start(number, work, others, kept)
             return work()
     except PeerLostError as lost:
         raise _told(others) or lost from None
-    except OSError as error:
-        raise UserError(
-            f"cannot start {number} processes: {error.strerror or error}; use --processes 1 (processes=1 in Python)"
-        ) from error
     finally:
         for other in others:
             with contextlib.suppress(
@@ -152,6 +146,21 @@ def together(number: int, work: Callable[[], T]) -> T:
             dist.destroy_process_group()
         torch.set_num_threads(threads)
         os.environ.update(alone)
+
+
+def _start(number: int, work: Callable[[], Any], others: list[_Fork], kept: contextlib.ExitStack) -> None:
+    """Fork the ``others`` and meet them at a file that is ``kept``, since the last may come late."""
+    try:
+        place = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="bespoke-"))) / "meeting"
+        for turn in range(1, number):
+            _fork(place, turn, number, work, others)
+        if not all(os.read(other.said, 1) for other in others):  # meeting them would wait for one that is gone
+            raise PeerLostError("a process of this run ended before it began: is there enough memory?")
+        _meet(place, 0, number)
+    except OSError as error:
+        raise UserError(
+            f"cannot start {number} processes: {error.strerror or error}; use --processes 1 (processes=1 in Python)"
+        ) from error
 
 
 def _meet(place: Path, turn: int, number: int) -> None:
@@ -209,6 +218,9 @@ def _as_fork(place: Path, turn: int, number: int, work: Callable[[], Any], paren
     try:
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # where the parent is killed, so is this process
+        if os.getppid() != parent:
+            os._exit(0)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)

@@ -21,6 +21,7 @@ class Trained:
     logged: dict[str, list[float]] = field(default_factory=dict)  # by name, aligned with uploads.clients
     padding_waste: float = 0.0
     host_breaks: int = 0
+    missing: dict[int, str] = field(default_factory=dict)  # who did not answer, and why; nobody in a simulation
 
 
 class Evaluated(NamedTuple):
@@ -80,6 +81,10 @@ class Clients(Protocol):
 
     def took_part(self, client: int) -> bool:
         """Return whether an upload of this client was ever accepted."""
+        ...
+
+    def sample(self) -> Tree:
+        """Return one client's state such as the store keeps, to compare files with it."""
         ...
 
     def timings(self) -> dict[str, float]:

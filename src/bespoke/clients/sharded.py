@@ -115,6 +115,10 @@ class ShardedClients:
         """Return whether an upload of this client was ever accepted."""
         return client in self.store.took_part
 
+    def sample(self) -> Tree:
+        """Return a client's first state."""
+        return self.inner.sample()
+
     def timings(self) -> dict[str, float]:
         """Return the seconds of this process's device."""
         return self.inner.timings()

@@ -151,6 +151,10 @@ class Simulated(ABC):
         """Return whether an upload of this client was ever accepted."""
         return client in self.store
 
+    def sample(self) -> Tree:
+        """Return a client's first state."""
+        return self.work.first(self.params, torch.tensor(0, device=self.root.device))
+
     def timings(self) -> dict[str, float]:
         """Return nothing; a subclass that counts the device's time overrides this."""
         return {}

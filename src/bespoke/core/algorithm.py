@@ -66,6 +66,10 @@ class Algorithm:
     needs_classes: ClassVar[bool] = False
     # What of the client's own rows its personal model holds, in words: said when that is saved.
     holds: ClassVar[str] = ""
+    # What the numbers of an upload's top-level name must be, for a server that cannot trust its clients: "spd" (packed
+    # triangles of positive semi-definite matrices), "rows" (from 0 to the client's rows), "share" (from 0 to 1) or
+    # "positive" (not negative).
+    claims: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __post_init__(self) -> None:
         """Refuse a hyper-parameter that is out of its range."""

@@ -39,9 +39,7 @@ def launch(kernel: Any, grid: Sequence[int], results: Sequence[Tensor | None], *
 def warm_up(device: torch.device) -> None:
     """Start a CUDA device and Triton in the background, which takes most of a second in which data can be read."""
     if device.type == "cuda":
-        if has_triton():
-            import triton.runtime.cache  # noqa: F401 - here, since two threads that import it at once find halves of it
-
+        has_triton()  # imports it here, since two threads that import it at once find halves of it
         Thread(target=_warm_up, args=(device,), name="warm up").start()
 
 

@@ -1,6 +1,8 @@
 """The parts of a step besides the model, each as one kernel for all clients where CUDA and Triton are available."""
 
 import importlib.util
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
@@ -15,8 +17,15 @@ from bespoke.errors import UserError
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton, which comes with torch for CUDA on Linux, is installed."""
-    return importlib.util.find_spec("triton") is not None
+    """Return whether Triton works, which comes with torch for CUDA on Linux and needs a C compiler for its launches."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        import triton  # noqa: F401
+    except Exception:  # a broken installation may raise anything
+        return False
+    compilers = (os.environ.get("CC"), "gcc", "clang", "cc")
+    return os.environ.get("TRITON_INTERPRET") == "1" or any(name and shutil.which(name) for name in compilers)
 
 
 def kernels() -> ModuleType:

@@ -57,7 +57,8 @@ def client_table(folder: RunFolder) -> Columns:
     for view in reversed(evaluations.views):  # the headline view decides
         last |= evaluations.last(view)
     everyone = range(len(told["names"])) if told else list(last)
-    took_part = {c for row in folder.rounds() for c in row["cohort"] if str(c) not in row["refused"]}
+    rounds = folder.rounds()
+    took_part = {c for row in rounds for c in row["cohort"] if str(c) not in row["refused"] | row.get("missing", {})}
 
     def group(client: Any) -> str:
         if told and client >= told["clients"]:

@@ -216,9 +216,10 @@ def totals(folder: RunFolder) -> dict[str, Any]:
     """Return the costs of a run: rounds, participations, bytes, seconds, refused uploads, and distinct notes.
 
     `seconds` covers all phases; `round_seconds` is the median over rounds of training and aggregation; in
-    `rounds_refused` rounds every upload was refused, so that nothing was learned.
+    `rounds_refused` rounds every upload was refused or `missing`, so that nothing was learned.
     """
     rounds, timing = folder.rounds(), folder.timing()
+    missing = [len(row.get("missing", {})) for row in rounds]
     return {
         "rounds": len(rounds),
         "participations": sum(len(row["cohort"]) for row in rounds),
@@ -227,7 +228,10 @@ def totals(folder: RunFolder) -> dict[str, Any]:
         "seconds": sum(row[phase] for row in timing for phase in PHASES),
         "round_seconds": statistics.median([r["train"] + r["aggregate"] for r in timing]) if timing else None,
         "refused": sum(len(row["refused"]) for row in rounds),
-        "rounds_refused": sum(0 < len(row["cohort"]) <= len(row["refused"]) for row in rounds),
+        "rounds_refused": sum(
+            0 < len(row["cohort"]) <= len(row["refused"]) + absent for row, absent in zip(rounds, missing, strict=True)
+        ),
+        **({"missing": sum(missing)} if any(missing) else {}),
         "notes": list(dict.fromkeys(row["note"] for row in rounds if row.get("note"))),
     }
 
@@ -293,7 +297,8 @@ def trouble(summary: dict[str, Any]) -> str:
     """Return in words that a run learned nothing in some rounds, or from most uploads; "" if all is well."""
     rounds, refused = summary["rounds_refused"], summary["refused"]
     if rounds:
-        return f"every upload was refused in {rounds} of {summary['rounds']} rounds, which taught nothing"
+        how = "refused or missing" if summary.get("missing") else "refused"
+        return f"every upload was {how} in {rounds} of {summary['rounds']} rounds, which taught nothing"
     if 2 * refused > summary["participations"]:
         return f"{refused} of {summary['participations']} uploads were refused"
     return ""

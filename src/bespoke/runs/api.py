@@ -25,6 +25,7 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.transforms import Step
 from bespoke.errors import UserError, reason, shown
 from bespoke.gpu.launching import rehearse, warm_up
+from bespoke.machine import MOST_PROCESSES
 from bespoke.models import ModelSettings, build_task
 from bespoke.models.start import read_start
 from bespoke.models.text import check_tokens
@@ -88,10 +89,10 @@ def _check_options(call: str, chosen: Options) -> None:
     """Refuse an option that is not of its kind."""
     every, stop, calls, about = chosen["checkpoint_every"], chosen["stop"], chosen["callbacks"], chosen["about"]
     number, seen = chosen["processes"], chosen["progress"]
-    several = number == "auto" or (isinstance(number, int) and _is_number(number) and number >= 1)
+    several = number == "auto" or (isinstance(number, int) and _is_number(number) and 1 <= number <= MOST_PROCESSES)
     _check_kinds(
         call,
-        processes=(number, "a number from 1, or auto", several),
+        processes=(number, f"a number from 1 to {MOST_PROCESSES}, or auto", several),
         checkpoint_every=(
             every,
             "a number of rounds from 1",
@@ -171,7 +172,11 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
 def _rehearsed(check: Callable[[], None], task: Task) -> None:
     """Compile the kernels of a model's check; a module that changes its buffers is still for the check to find."""
     before = {name: value.clone() for name, value in task.constants().items()}
-    rehearse(check)
+    common, own = torch.cuda.current_stream(task.device), torch.cuda.Stream(task.device)
+    own.wait_stream(common)
+    with torch.cuda.stream(own):  # what another thread launches on the common one is no rehearsal
+        rehearse(check)
+    common.wait_stream(own)
     for name, value in task.constants().items():
         value.copy_(before[name])
 

@@ -250,14 +250,13 @@ def newest(folder: RunFolder, federation: Federation, server: Tree, label: str) 
     ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear.
     """
     task = federation.task
-    state = federation.algorithm.client_init(task, federation.params, torch.tensor(0, device=task.device))
     found, notes = load_newest(
         folder.path / CHECKPOINTS,
         task.device,
         experiment_hash=label,
         like=server,
         clients=federation.total_clients,
-        state=state,
+        state=federation.clients.sample(),
     )
     if found is None:
         return None, notes
@@ -290,7 +289,7 @@ def _check_history(folder: RunFolder, found: Checkpoint) -> None:
     evaluated = next((row["round"] for row in reversed(rows) if "evaluated" in row), 0)
     if evaluated and not found.offsets[CLIENTS]:
         raise UserError(f"{folder.path / CLIENTS} does not hold the evaluation of round {evaluated}: {cure}")
-    accepted = {client for row in rows for client in row["cohort"] if str(client) not in row["refused"]}
+    accepted = {c for row in rows for c in row["cohort"] if str(c) not in row["refused"] | row.get("missing", {})}
     if lacking := accepted - found.clients:
         raise UserError(
             f"the checkpoint of round {found.round} in {folder.path / CHECKPOINTS} has no state of client "

@@ -138,7 +138,8 @@ def round_line(round: Round) -> dict[str, Any]:
             name: [values[place[c]] if c in place else None for c in round.cohort] for name, values in logged.items()
         },
     }
-    return row | {"note": round.note} if round.note else row
+    missing = {str(c): reason for c, reason in trained.missing.items()}
+    return row | ({"missing": missing} if missing else {}) | ({"note": round.note} if round.note else {})
 
 
 class _Clock:

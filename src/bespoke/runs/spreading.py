@@ -44,17 +44,17 @@ def choose(options: Options, out: str | Path | None, device: torch.device, make:
     builds the run's federation in one process.
     """
     wanted, backend, refusal = options["processes"], options["backend"], _refusal(device)
+    notes = list[str]()
+    if backend == "auto" and device.type == "cpu" and options["resume"] and out is not None:
+        began = said(RunFolder(out), "backend")
+        backend = "batched" if began == "batched" else "loop" if began else "auto"
+        notes = [_GOES_ON] if began == "batched" else []
     if isinstance(wanted, int):
         if wanted > 1 and refusal:
             raise UserError(f"--processes {wanted} (processes={wanted} in Python): {refusal}")
-        return How(backend, wanted)
+        return How(backend, wanted, notes)
     if refusal or processes.world() > 1 or torch.get_num_threads() > 1 or backend == "batched":
-        return How(backend)
-    began = said(RunFolder(out), "backend") if options["resume"] and out is not None else ""
-    if backend == "auto" and began == "batched":
-        return How("batched")
-    if backend == "auto" and began:
-        backend = "loop"
+        return How(backend, 1, notes)
     federation = make("loop")
     cohort = rng.cohort_size(federation.num_clients, federation.training.rate)
     number = min(cores(), cohort)
@@ -73,6 +73,10 @@ def choose(options: Options, out: str | Path | None, device: torch.device, make:
 _BLOCKS = (
     "clients are small and train about {:.1f} times faster in blocks than one after another, so that is how they are "
     "run; --backend loop (backend='loop' in Python) runs one after another, whose last bits differ"
+)
+_GOES_ON = (
+    "the run began with clients in blocks and goes on so; --backend loop (backend='loop' in Python) runs one after "
+    "another, whose last bits differ"
 )
 _PROCESSES = (
     "a round takes about {:.1f} s in one process, so the clients are spread over {} processes of one thread each, with "
