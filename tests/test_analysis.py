@@ -181,9 +181,9 @@ def test_scatter_splits_the_spread_into_classes_clients_and_the_rest():
 def recorded(path, values, conditions=None):
     """A run folder with betas {round: [(mean, cov) by client]} in two views."""
     folder = RunFolder.create(path)
-    folder.write_json(
-        "federation.json", {"names": ["a", "b", "c"]} | ({"conditions": conditions} if conditions else {})
-    )
+    sizes = {split: [1, 1, 1] for split in ("train", "val", "test")}
+    told = {"clients": 3, "names": ["a", "b", "c"], **sizes} | ({"conditions": conditions} if conditions else {})
+    folder.write_json("federation.json", told)
     common = {"group": "train", "split": "test", "total": 1, "metrics": {"accuracy": [1, 1]}}
     for number, own in values.items():
         for client, (mean, cov) in enumerate(own):
@@ -219,7 +219,7 @@ def test_betas_of_a_run_are_those_it_logged():
 def test_records_without_betas_or_with_other_clients_conditions_are_refused(tmp_path):
     with pytest.raises(UserError, match="holds no betas"):
         analysis.betas(federated())
-    with pytest.raises(UserError, match="2 conditions for 3 clients"):
+    with pytest.raises(UserError, match="is damaged; restore it or run the experiment again"):
         analysis.betas(recorded(tmp_path, {1: [(0.5, 0.5)] * 3}, ["fog:1", "clean"]))
 
 

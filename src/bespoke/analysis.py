@@ -173,7 +173,10 @@ def by_kind(rows: Sequence[dict[str, Any]], value: str = "beta_mean") -> dict[st
 
 def _conditions(folder: RunFolder) -> list[str]:
     """Return the condition of each client's images; "clean" if the records name none."""
-    return folder.conditions() or ["clean"] * len(folder.read_json(FEDERATION)["names"])
+    told = folder.federation()
+    if told is None:
+        raise UserError(f"{folder.path / FEDERATION} is missing; restore it or run the experiment again")
+    return told.get("conditions") or ["clean"] * len(told["names"])
 
 
 def parameter_counts(task: Task, with_head: Sequence[str] = ()) -> dict[str, float]:

@@ -44,7 +44,8 @@ from bespoke.files import fsync_folder, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
 FEDERATION, START = "federation.json", "start.safetensors"
-RESUME = ", then continue a started run with --resume (resume=True in Python)"
+RESUME_OPTION = "--resume (resume=True in Python)"
+RESUME = f", then continue a started run with {RESUME_OPTION}"
 _PIECE = 2**20  # bytes read at once
 
 COLUMNS: dict[str, dict[str, str]] = {
@@ -199,6 +200,23 @@ _SOUND: dict[str, dict[str, Sound]] = {  # what the values of a column look like
         ),
     },
 }
+
+
+_BY_CLIENT: dict[str, Sound] = {  # lists of federation.json with an entry for each client
+    "names": is_list_of(is_text),
+    **dict.fromkeys(("train", "val", "test"), is_list_of(is_count)),
+    "content": is_list_of(is_text),  # hashes, which older runs do not have
+    "conditions": is_list_of(is_text),  # only where the data name any
+}
+
+
+def _is_federation(value: Any) -> bool:
+    """Return whether a value describes clients, with lists of equal length."""
+    if not isinstance(value, dict):
+        return False
+    lists = [key for key in _BY_CLIENT if key in value or key not in ("content", "conditions")]
+    sound = is_count(value.get("clients")) and all(_BY_CLIENT[key](value.get(key)) for key in lists)
+    return sound and len({len(value[key]) for key in lists}) == 1
 
 
 def _fault(name: str, row: dict[str, Any]) -> str:
@@ -422,17 +440,19 @@ class RunFolder:
         """Iterate over the lines of `clients.jsonl`: there may be millions."""
         return self._read(CLIENTS)
 
+    def federation(self) -> dict[str, Any] | None:
+        """Return what `federation.json` says of the clients, None if there is no such file; refuse a damaged one."""
+        path = self.path / FEDERATION
+        if not os.path.lexists(path):
+            return None
+        told = self.read_json(FEDERATION)
+        if not _is_federation(told):
+            raise UserError(f"{path} is damaged; restore it or run the experiment again")
+        return dict(told)
+
     def conditions(self) -> list[str]:
         """Return the condition of each client, by its id, that `federation.json` names; empty if it names none."""
-        path = self.path / FEDERATION
-        told = self.read_json(FEDERATION) if path.exists() else {}
-        sound = isinstance(told, dict) and is_list_of(is_text)(told.get("conditions", []))
-        if not sound or not is_list_of(is_text)(told.get("names", [])):
-            raise UserError(f"{path} is damaged; restore it or run the experiment again")
-        found, clients = told.get("conditions", []), len(told.get("names", []))
-        if found and len(found) != clients:
-            raise UserError(f"{path} names {len(found)} conditions for {clients} clients; run the experiment again")
-        return found
+        return list((self.federation() or {}).get("conditions", ()))
 
     def config(self) -> dict[str, Any]:
         """Return the resolved experiment, `config.toml`."""

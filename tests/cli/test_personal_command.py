@@ -72,8 +72,6 @@ def ok(*words):
 
 def test_a_model_for_a_new_client_and_its_predictions(home):
     done = ok("personalize", "run", "--data", "new.csv", "-o", "new.safetensors", "--evaluate", "test.csv")
-    assert done.out.startswith("ditto after round 1, 12 rows of new: accuracy ") and done.err == ""
-    assert done.out.endswith(" on the 9 rows in test.csv; model in new.safetensors\n")
     opened, model = bespoke.open_run("run"), bespoke.load_model("new.safetensors")
     x, y = bespoke.data.read_rows("new.csv", opened.pool.contract)
     other, labels = bespoke.data.read_rows("test.csv", opened.pool.contract)
@@ -81,6 +79,8 @@ def test_a_model_for_a_new_client_and_its_predictions(home):
     assert model.about["client"] == "new" and model.about["rows"] == 12
     score = {"metric": "accuracy", "value": model.score(other, labels), "of": "the rows in test.csv", "rows": 9}
     assert model.about["score"] == score
+    told = f"accuracy {100 * score['value']:.2f} % on the 9 rows in test.csv; model in new.safetensors\n"
+    assert done.out == f"ditto after round 1, 12 rows of new: {told}" and done.err == ""
     table(home / "x.csv", [",".join(line.split(",")[:-1]) for line in rows(9, 8)], "age,sex,bmi")
     done = ok("predict", "new.safetensors", "--data", "x.csv", "-o", "predictions.csv")
     assert done.out == "9 predictions in predictions.csv\n"
@@ -162,7 +162,7 @@ def refused(*words):
         (("run", "--data", "new.csv", "--evaluate", "no_label.csv"), "no_label.csv has no labels"),
         (("run", "--data", "hospitals"), "hospitals is a folder, and the model's inputs are no pictures"),
         (("run", "--data", "new.csv", "--device", "gpu"), "there is no device 'gpu'"),
-        (("run", "--data", "new.csv", "--adapt-rounds", "0"), "adapt-rounds"),
+        (("run", "--data", "new.csv", "--adapt-rounds", "-1"), "adapt_rounds must be at least 0"),
     ],
 )  # fmt: skip
 def test_mistakes_of_personalize_in_one_sentence(home, words, why):

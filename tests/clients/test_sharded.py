@@ -309,6 +309,9 @@ def drive(root: Path) -> None:
         ("deadly", "run", small, "--algorithm", "deadly", "--out", root / "deadly", "--backend", "loop"),
     ):
         pair(root, name, lambda arguments=arguments: bespoke_command(*arguments, "--quiet"))
+    rows = ("--data", root / "rows.csv", "-o", root / "new.safetensors")
+    pair(root, "personalize", lambda: bespoke_command("personalize", root / "command", *rows))
+    pair(root, "evaluate", lambda: bespoke_command("evaluate", root / "command"))
 
     def each_its_own() -> None:
         bespoke_command("run", small, "--seed", os.environ["RANK"], "--out", root / "each")
@@ -480,6 +483,8 @@ def test_the_result_is_printed_once(driven):
         ("again", "command already holds a run: add --resume"),
         ("usage", "No such option"),
         ("demo", "the demonstration runs in one process: start it without torchrun"),
+        ("personalize", "one process opens a run's folder: start without torchrun"),
+        ("evaluate", "one process opens a run's folder: start without torchrun"),
         ("each its own", "all processes must run the same: process 0 has experiment"),
         ("no room", "cannot write: no room"),
     ],

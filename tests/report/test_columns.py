@@ -1,13 +1,14 @@
 """A run's clients and curves as tables, from its records alone."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from small_runs import arrays, experiment, federated
 
 import bespoke
-from bespoke.records import RunFolder
+from bespoke.records import CLIENTS, FEDERATION, ROUNDS, RunFolder
 from bespoke.report import Columns, client_table, curve_table, summarise
 
 OLD = Path(__file__).parent / "old_run" / "fedrod"
@@ -40,9 +41,19 @@ def test_the_table_agrees_with_the_summary(run):
         assert pooled == pytest.approx(run.metric(column.removeprefix("global_"), view=view))
 
 
-def test_a_folder_is_enough(run):
-    assert client_table(RunFolder(run.folder.path)) == run.clients
-    assert curve_table(RunFolder(run.folder.path)) == run.curves()
+def test_the_records_alone_are_enough(run, tmp_path):
+    for name in (ROUNDS, CLIENTS, FEDERATION):
+        shutil.copy(run.folder.path / name, tmp_path)
+    assert client_table(RunFolder(tmp_path)) == run.clients
+    assert curve_table(RunFolder(tmp_path)) == run.curves()
+
+
+def test_a_client_twice_in_a_round_is_refused(run, tmp_path):
+    shutil.copytree(run.folder.path, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    folder.append(CLIENTS, [line for line in run.folder.clients() if line["round"] == 5][:1])
+    with pytest.raises(bespoke.UserError, match="holds client 0 twice in round 5"):
+        client_table(folder)
 
 
 def test_a_client_keeps_its_last_evaluation(tmp_path):

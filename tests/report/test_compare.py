@@ -617,15 +617,22 @@ LEVELS = [(0, 2, 10), (1, 4, 20), (2, 9, 10), (3, 5, 10, UNSEEN), (4, 1, 10, NEW
 def conditioned(path, rows=LEVELS, conditions=CONDITIONS, **more):
     """A run folder whose federation names each client's condition."""
     folder = fake_run(path, {2: rows}, **more)
-    folder.write_json(FEDERATION, {"names": [f"c{i}" for i in range(len(conditions))], "conditions": conditions})
+    folder.write_json(FEDERATION, described(conditions))
     return folder
+
+
+def described(conditions):
+    """What a federation's file says of clients that have these conditions."""
+    rows = {split: [1] * len(conditions) for split in ("train", "val", "test")}
+    names = [f"c{i}" for i in range(len(conditions))]
+    return {"clients": len(conditions), "names": names, **rows, "conditions": conditions}
 
 
 def test_a_summary_tells_conditions_apart(tmp_path):
     counts = {1: [(*row[:1], 10, *row[2:]) for row in LEVELS], 2: LEVELS}
     folder = fake_run(tmp_path, counts)
     plain = summarise(folder)
-    folder.write_json(FEDERATION, {"names": list("abcdef"), "conditions": CONDITIONS})
+    folder.write_json(FEDERATION, described(CONDITIONS))
     summary = summarise(folder)
     last = summary["views"]["personal"]["last"]
     conditions = last.pop("conditions")
@@ -677,15 +684,16 @@ def test_conditions_that_do_not_fit_the_clients_are_refused_and_only_when_asked_
     few = conditioned(tmp_path / "few", conditions=CONDITIONS[:4])
     with pytest.raises(UserError, match="few names no condition of client 4; run the experiment again"):
         compare(few.path, group="new:noise")
-    for told, words in (
-        ({"names": ["a"], "conditions": ["fog:1", "fog:2"]}, "names 2 conditions for 1 clients"),
-        ({"names": ["a"], "conditions": [3]}, "federation.json is damaged"),
-        ({"names": ["a"], "conditions": None}, "federation.json is damaged"),
-        ({"names": 1, "conditions": ["fog:1"]}, "federation.json is damaged"),
-        (["fog:1"], "federation.json is damaged"),
+    sound = described(["fog:1"])
+    for told in (
+        sound | {"conditions": ["fog:1", "fog:2"]},
+        sound | {"conditions": [3]},
+        sound | {"conditions": None},
+        sound | {"names": 1},
+        ["fog:1"],
     ):
         few.write_json(FEDERATION, told)
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=r"federation.json is damaged; restore it or run the experiment again"):
             compare(few.path, group="all:fog")
         assert len(compare(few.path).rows) == 1
 

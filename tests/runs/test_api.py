@@ -342,6 +342,7 @@ def test_federate_takes_whole_tables_and_keywords_change_them():
     assert run.experiment.training == replace(training, rounds=3, lr=0.2) and run.experiment.evaluation == evaluation
     assert run.curves()["round"] == [2, 3]
     assert federated(evaluation=evaluation, evaluate_every=1).experiment.evaluation == replace(evaluation, every=1)
+    assert federated(evaluation=evaluation, evaluate_every=0).experiment.evaluation == replace(evaluation, every=0)
     for name, wrong in (("training", {"rounds": 3}), ("evaluation", 3)):
         with pytest.raises(UserError, match=rf"federate\({name}=...\) takes a bespoke.{name.title()}, not"):
             federated(**{name: wrong})

@@ -207,11 +207,12 @@ def test_a_long_adaptation_is_announced_once(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "fedpce adapts to a new client for 7 rounds, about 3 steps of 4 rows each, 21 in all" in said
-    assert not equal(longer.personal, run.personalize(*LATE).personal)
+    once = run.personalize(*LATE).personal
+    assert not equal(longer.personal, once) and not equal(run.personalize(*LATE, adapt_rounds=0).personal, once)
     federated("fedavg", clients=FEW).personalize(*LATE, adapt_rounds=7)  # which has nothing to adapt
     assert capsys.readouterr().err == ""
-    for wrong in (0, True, 1.5, 10**5):
-        with pytest.raises(UserError, match="adapt_rounds takes a number from 1 to 10000"):
+    for wrong, why in ((-1, "at least 0 and at most 10,000"), (10**5, "at most 10,000"), (True, "a"), (1.5, "a whole")):
+        with pytest.raises(UserError, match=rf"personalize\(...\) adapt_rounds must be .*{why}.*, not {wrong}"):
             run.personalize(*LATE, adapt_rounds=wrong)
 
 

@@ -11,7 +11,7 @@ from small_runs import federated
 
 import bespoke
 from bespoke.algorithms.ditto import Ditto
-from bespoke.clients import SequentialClients
+from bespoke.clients import SequentialClients, processes
 from bespoke.core.settings import Training
 from bespoke.runs import progress
 
@@ -85,9 +85,6 @@ def test_a_long_adaptation_is_told_as_it_goes_on(capsys, monkeypatch):
     for wanted in (False, None):
         with progress.shown(experiment("ditto"), wanted):
             adapted(6)
-    monkeypatch.setenv("RANK", "1")  # of several processes the first one speaks
-    with progress.shown(experiment("ditto"), True):
-        adapted(6)
     assert capsys.readouterr().err == ""
 
 
@@ -153,6 +150,17 @@ def test_a_run_from_python_is_silent_in_a_pipe_unless_told_otherwise(capsys, mon
     ]
 
 
+def test_of_several_processes_the_first_one_shows_progress(monkeypatch):
+    def shown(_, wanted):
+        raise InterruptedError(wanted)
+
+    monkeypatch.setattr(progress, "shown", shown)
+    for first in (True, False):
+        monkeypatch.setattr(processes, "first", lambda first=first: first)
+        with pytest.raises(InterruptedError, match=str(first)):
+            run_once(progress=True)
+
+
 def test_progress_is_a_bool_or_nothing():
     with pytest.raises(bespoke.UserError, match=r"progress=...\) takes True, False or None, not 'bar'"):
         run_once(progress="bar")
@@ -182,6 +190,16 @@ def test_a_notebook_has_a_bar_of_its_own(notebook, capsys):
     notebook.clear()
     run_once(progress=False)
     assert notebook == []
+
+
+def test_a_notebook_keeps_the_last_round_of_a_run_that_stops_early(notebook, monkeypatch):
+    monkeypatch.setattr(progress._NotebookBar, "_PAUSE", 1e9)
+    with pytest.raises(KeyboardInterrupt), progress.shown(experiment(rounds=9)) as callback:
+        for number in (1, 2, 3):
+            callback(event(number=number, rounds=9))
+        assert len(notebook) == 1  # a display for each round would be too many
+        raise KeyboardInterrupt
+    assert len(notebook) == 2 and "3/9 rounds accuracy 62.50 % (mean)" in notebook[-1]
 
 
 def test_nothing_of_a_client_is_html_in_a_notebook(notebook):

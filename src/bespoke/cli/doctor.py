@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +17,7 @@ import typer
 
 from bespoke._version import __version__
 from bespoke.errors import reason, visible
+from bespoke.machine import cores
 
 PACKAGE = "bespoke-fl"
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # what is missing is optional, what is broken is necessary
@@ -58,17 +59,23 @@ def doctor(
 def findings() -> Iterator[Finding]:
     """Yield what was found, thing by thing."""
     yield Finding("bespoke", OK, f"{__version__} on Python {platform.python_version()}, {Path(__file__).parents[1]}")
-    yield from _packages()
+    try:
+        required = list(_required())
+    except metadata.PackageNotFoundError:
+        required = []
+        yield Finding("packages", MISSING, f"{PACKAGE} is not installed but found on Python's path; pip would check it")
+    else:
+        yield _packages(required)
     torch = _imported("torch")
     if isinstance(torch, str):
         yield Finding("torch", BROKEN, f"cannot be imported: {torch}; install it as README.md says")
     else:
-        yield Finding("torch", OK, f"{torch.__version__}, {_cores()} CPU cores")
+        yield Finding("torch", OK, f"{torch.__version__}, {cores()} CPU cores")
         yield from _gpu(torch)
     yield _data_folder()
     yield _writable("this folder", Path.cwd, MISSING, "start elsewhere, or name the folders of runs with --out")
     yield _writable("temporary files", lambda: Path(tempfile.gettempdir()), BROKEN, "set TMPDIR to another folder")
-    yield from _extras()
+    yield from _extras(required)
 
 
 def _imported(name: str) -> Any:
@@ -77,12 +84,6 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:  # a damaged library may raise anything
         return reason(error)
-
-
-def _cores() -> int:
-    from bespoke.machine import cores
-
-    return cores()
 
 
 # --- packages -----------------------------------------------------------------------------------------------------
@@ -111,26 +112,17 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
 
 
-def _packages() -> Iterator[Finding]:
-    """Yield whether everything that is always needed is installed."""
-    try:
-        needed = [(name, oldest) for name, oldest, extra in _required() if not extra]
-    except metadata.PackageNotFoundError:
-        yield Finding("packages", MISSING, f"{PACKAGE} is not installed but found on Python's path; pip would check it")
-        return
+def _packages(required: Sequence[tuple[str, str, str]]) -> Finding:
+    """Return whether everything that is always needed is installed."""
+    needed = [(name, oldest) for name, oldest, extra in required if not extra]
     lacking = [wrong for name, oldest in needed if (wrong := _lacks(name, oldest))]
     if lacking:
-        yield Finding("packages", BROKEN, f"without {', '.join(lacking)}: install bespoke again, as README.md says")
-    else:
-        yield Finding("packages", OK, f"all {len(needed)} that are needed")
+        return Finding("packages", BROKEN, f"without {', '.join(lacking)}: install bespoke again, as README.md says")
+    return Finding("packages", OK, f"all {len(needed)} that are needed")
 
 
-def _extras() -> Iterator[Finding]:
+def _extras(required: Sequence[tuple[str, str, str]]) -> Iterator[Finding]:
     """Yield for each optional extra whether its packages are installed, and what it gives."""
-    try:
-        required = list(_required())
-    except metadata.PackageNotFoundError:
-        return
     for extra, gives in GIVES.items():
         if extra not in {of for _, _, of in required}:
             continue  # the installed metadata are of another version

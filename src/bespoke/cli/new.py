@@ -164,7 +164,7 @@ def experiment(name: Name) -> None:
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}", name) or keyword.iskeyword(name) or not name.replace("_", ""):
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}", name) or keyword.iskeyword(name):
         raise UserError(
             f"a new file cannot be named {shown(name)}: use small letters, digits and underscores, as half_way"
         )

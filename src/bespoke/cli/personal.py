@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bespoke.core.inputs import InputContract
     from bespoke.runs.personal import PersonalModel
 
-_DATA = "A .csv, .parquet or .npz file, or a folder of pictures"
+_DATA = "a .csv, .parquet or .npz file, or a folder of pictures"
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Trust = Annotated[
     bool, typer.Option("--trust-code", help="Import a model, method or transform of somebody's own by its path.")
@@ -25,15 +25,13 @@ Threads = Annotated[int, typer.Option(min=1, max=1024, help="CPU threads, as for
 
 def personalize(
     run: Annotated[Path, typer.Argument(help="The folder of a trained run.")],
-    data: Annotated[Path, typer.Option(help=f"The new client's rows with their labels: {_DATA[2:]}.")],
+    data: Annotated[Path, typer.Option(help=f"The new client's rows with their labels: {_DATA}.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The model's file, .safetensors.")],
     evaluate: Annotated[
         Path | None, typer.Option(help="Other rows of the client with their labels, for a score.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The client's name; default: that of the data.")] = None,
-    adapt_rounds: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Rounds of adaptation; default: as in the run.")
-    ] = None,
+    adapt_rounds: Annotated[int | None, typer.Option(help="Rounds of adaptation; default: as in the run.")] = None,
     delimiter: Delimiter = ",",
     trust_code: Trust = False,
     device: Device = "cpu",
@@ -42,10 +40,12 @@ def personalize(
     """Make a model for a client that never took part, from a run's folder and the client's own rows."""
     import torch
 
+    from bespoke.report.units import written
     from bespoke.runs import progress
     from bespoke.runs.opened import open_run
 
     torch.set_num_threads(threads)
+    name = name or data.stem
     opened = open_run(run, trust_code=trust_code, device=device)
     for note in opened.notes:
         print(visible(f"note: {note}"), file=sys.stderr)
@@ -53,12 +53,13 @@ def personalize(
     x, y = _labelled(data, contract, delimiter)
     held_out = None if evaluate is None else _labelled(evaluate, contract, delimiter)  # a mistake is told at once
     with progress.adaptation():
-        model = opened.personalize(x, y, name=name or data.stem, adapt_rounds=adapt_rounds)
-    told = f"{opened.experiment.algorithm_name} after round {opened.last_round}, {len(x)} rows of {name or data.stem}"
+        model = opened.personalize(x, y, name=name, adapt_rounds=adapt_rounds)
+    told = f"{opened.experiment.algorithm_name} after round {opened.last_round}, {len(x)} rows of {name}"
     if held_out is not None:
         model = model.scored(*held_out, of=f"the rows in {evaluate}")
         score = model.about["score"]
-        told += f": {score['metric']} {'not finite' if score['value'] is None else format(score['value'], '.4g')}"
+        metric, value = score["metric"], score["value"]
+        told += f": {f'{metric} is not finite' if value is None else written(metric, value)}"
         told += f" on the {score['rows']} rows in {evaluate}"
     model.save(out)
     print(visible(f"{told}; model in {out}"))
@@ -66,7 +67,7 @@ def personalize(
 
 def predict(
     model: Annotated[Path, typer.Argument(help="The file of a personal model.")],
-    data: Annotated[Path, typer.Option(help=f"The rows to predict for: {_DATA[2:]}.")],
+    data: Annotated[Path, typer.Option(help=f"The rows to predict for: {_DATA}.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file of predictions.")],
     delimiter: Delimiter = ",",
     trust_code: Trust = False,

@@ -32,6 +32,7 @@ from torch import Tensor
 from bespoke.core import tree
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
+from bespoke.records import RESUME_OPTION
 
 PATIENCE = timedelta(seconds=10)
 
@@ -353,7 +354,7 @@ def _peers() -> Iterator[None]:
     except RuntimeError as error:
         raise PeerLostError(
             f"process {rank()} lost another process of this run, which ended without a message (killed, or out of "
-            "memory): continue from the last checkpoint with --resume (resume=True in Python)"
+            f"memory): continue from the last checkpoint with {RESUME_OPTION}"
         ) from error
 
 

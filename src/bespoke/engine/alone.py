@@ -52,6 +52,7 @@ class Alone:
 
     def _run(self, desk: Local, scan: Scan, carry: Tree) -> Tree:
         steps, per_step, limit = scan.num_steps(self._n), scan.length.per_step, scan.length.limit
+        # Not limit.item(), which the contract's guarded tensors refuse to methods.
         steps = steps if limit is None else min(steps, math.ceil(Tensor.item(limit)))
         batches = self._batches(desk, scan, steps)
         for _ in range(steps):

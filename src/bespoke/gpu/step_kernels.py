@@ -1,4 +1,4 @@
-"""Triton kernels for all clients, besides the model: random draws, fetching rows, the loss, the optimiser."""
+"""Triton kernels for all clients, besides the model: random draws and the optimiser."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from bespoke.gpu.launching import launch
 
 _BLOCK = 1024
 _LEAVES = 16  # updated by one launch
-_ROWS, _NUMBERS = 64, 8192  # of logits that a program holds at once, at most
 
 
 # --- randomness ---------------------------------------------------------------------------------------------

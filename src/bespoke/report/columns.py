@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from bespoke.errors import UserError, visible
-from bespoke.records import FEDERATION, RunFolder, is_count, is_list_of, is_text
-from bespoke.report.metrics import Aggregates, Scores, aggregate
-from bespoke.report.summary import Evaluations, headline
+from bespoke.records import RunFolder
+from bespoke.report.metrics import Aggregates, aggregate
+from bespoke.report.summary import Evaluations
 from bespoke.report.table import aligned, html_table
 
 _SHOWN = 20  # rows that a table shows of itself
@@ -52,16 +52,12 @@ def client_table(folder: RunFolder) -> Columns:
     headline view, the personal model; another view's has its name before it: `global_accuracy` is that of the shared
     model, before personalisation, where the method predicts with it.
     """
+    evaluations, told = Evaluations(folder), folder.federation()
+    last: dict[Any, tuple[int, str]] = {}
+    for view in reversed(evaluations.views):  # the headline view decides
+        last |= evaluations.last(view)
+    everyone = range(len(told["names"])) if told else list(last)
     rounds = folder.rounds()
-    last: dict[str, dict[Any, dict[str, Any]]] = {}  # by view and client
-    for line in folder.clients():
-        if line["split"] == "test":
-            last.setdefault(line["view"], {})[line["client"]] = line
-    named = headline(_evaluated(rounds), [{"view": view} for view in last])
-    views = sorted(last, key=lambda view: named is None or view != named.view)
-    told, conditions = _federation(folder), folder.conditions()
-    everyone = range(len(told["names"])) if told else list(dict.fromkeys(c for lines in last.values() for c in lines))
-    lines = [next((last[view][c] for view in views if c in last[view]), None) for c in everyone]
     took_part = {c for row in rounds for c in row["cohort"] if str(c) not in row["refused"] | row.get("missing", {})}
 
     def group(client: Any) -> str:
@@ -70,18 +66,27 @@ def client_table(folder: RunFolder) -> Columns:
         return "train" if client in took_part else "unseen"
 
     table = Columns(name=list(told["names"]) if told else [str(client) for client in everyone])
-    table["group"] = [line["group"] if line else group(c) for c, line in zip(everyone, lines, strict=True)]
-    if conditions:
-        table["condition"] = list(conditions)
+    table["group"] = [last[client][1] if client in last else group(client) for client in everyone]
+    if told and "conditions" in told:
+        table["condition"] = list(told["conditions"])
     for split in ("train", "val", "test"):
-        table[f"{split}_rows"] = list(told[split]) if told else [None] * len(lines)
-    table["round"] = [line["round"] if line else None for line in lines]
-    for view in views:
-        for metric in named.higher if named else ():
-            scores = Scores.of_lines(last[view].values(), metric)
-            found = dict(zip(scores.clients, scores.values().tolist(), strict=True))
-            table[_column(view, metric, views)] = [_known(found.get(client)) for client in everyone]
+        table[f"{split}_rows"] = list(told[split]) if told else [None] * len(everyone)
+    table["round"] = [last[client][0] if client in last else None for client in everyone]
+    for view in evaluations.views:
+        for metric in evaluations.higher:
+            found = _last_values(evaluations, view, metric)
+            table[_column(view, metric, evaluations.views)] = [_known(found.get(client)) for client in everyone]
     return table
+
+
+def _last_values(evaluations: Evaluations, view: str, metric: str) -> dict[Any, float]:
+    """Return a metric of each client, new ones included, in the last round that it was evaluated in."""
+    found: dict[Any, float] = {}
+    for number in evaluations.rounds(view):
+        for group in ("all", "new"):
+            scores = evaluations.scores(view, metric, number, group)
+            found |= zip(scores.clients, scores.values().tolist(), strict=True)
+    return found
 
 
 def curve_table(folder: RunFolder, statistic: str = "pooled", group: str = "all", split: str = "test") -> Columns:
@@ -110,29 +115,6 @@ def curve_table(folder: RunFolder, statistic: str = "pooled", group: str = "all"
 
 def _column(view: str, metric: str, views: Iterable[str]) -> str:
     return metric if view == next(iter(views)) else f"{view}_{metric}"
-
-
-def _evaluated(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the line of the last evaluated round; an empty one if no line says so."""
-    return next((row for row in reversed(rounds) if "evaluated" in row), {})
-
-
-def _federation(folder: RunFolder) -> dict[str, Any]:
-    """Return what `federation.json` says of the clients; nothing for a folder of an earlier version, without one."""
-    path = folder.path / FEDERATION
-    told = folder.read_json(FEDERATION) if path.exists() else {}
-    if isinstance(told, dict) and "names" not in told:
-        return {}
-    sizes = ("train", "val", "test")
-    sound = (
-        isinstance(told, dict)
-        and is_count(told.get("clients"))
-        and is_list_of(is_text)(told["names"])
-        and all(is_list_of(is_count)(told.get(key)) and len(told[key]) == len(told["names"]) for key in sizes)
-    )
-    if not sound:
-        raise UserError(f"{path} is damaged; restore it or run the experiment again")
-    return told
 
 
 def _known(value: float | None) -> float | None:

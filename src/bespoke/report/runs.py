@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, shown
-from bespoke.records import RunFolder
+from bespoke.records import RESUME_OPTION, RunFolder
 from bespoke.report.summary import Evaluations
 
 
@@ -81,9 +81,7 @@ def group_runs(paths: Paths) -> tuple[Groups, list[str]]:
         if run.evaluations.views:
             by_method.setdefault(run.algorithm, []).append(run)
         else:
-            warnings.append(
-                f"{folder.path} is left out: it holds no evaluation; finish it with --resume (resume=True in Python)"
-            )
+            warnings.append(f"{folder.path} is left out: it holds no evaluation; finish it with {RESUME_OPTION}")
     if not by_method:
         raise UserError("; ".join(warnings))
     groups: Groups = {}

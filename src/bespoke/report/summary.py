@@ -128,6 +128,14 @@ class Evaluations:
         """Return the evaluated rounds, ascending."""
         return sorted(self._blocks.get((view, split), {}))
 
+    def last(self, view: str, split: str = "test") -> dict[Any, tuple[int, str]]:
+        """Return the last round in which each client was evaluated, and its group then."""
+        return {
+            client: (number, group)
+            for number, block in sorted(self._blocks.get((view, split), {}).items())
+            for client, group in zip(block.clients(), block.groups, strict=True)
+        }
+
     def scores(self, view: str, metric: str, number: int, group: str = "all", split: str = "test") -> Scores:
         """Return a metric of a group's clients in one evaluated round; `bespoke.report.groups` says what groups are."""
         block = self._blocks.get((view, split), {}).get(number, _Block())

@@ -1,9 +1,8 @@
 """From an experiment, or from your own data and model, to a run: what to build, and on which device."""
 
-import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, cast
@@ -327,8 +326,8 @@ def federate(
     num_classes: int | None = None,
     transform: Step | Sequence[Step] | None = None,
     out: str | Path | None = None,
-    evaluate_every: int = 0,
-    patience: int = 0,
+    evaluate_every: int | None = None,
+    patience: int | None = None,
     training: Training | None = None,
     evaluation: Evaluation | None = None,
     **settings: Any,
@@ -345,9 +344,9 @@ def federate(
     a function ``fn(key, x, train)``, such as ``bespoke.data.Flip()``, or several.
 
     ``evaluate_every`` is the number of rounds between evaluations; ``patience`` stops the run after this many
-    evaluations without a better validation value; ``evaluation`` has the other settings of that table. ``settings``
-    are those of :class:`Training` (``rounds=20, lr=0.1, ...``), on top of ``training`` if that is given, and the
-    :class:`Options` of :func:`run`; ``out`` is as there.
+    evaluations without a better validation value; both replace those of ``evaluation``, which has the other settings of
+    that table. ``settings`` are those of :class:`Training` (``rounds=20, lr=0.1, ...``), on top of ``training`` if that
+    is given, and the :class:`Options` of :func:`run`; ``out`` is as there.
     """
     processes.join()
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
@@ -373,12 +372,12 @@ def federate(
     objective = objective.measured_by(metrics)
     if num_classes is not None and not objective.classes:
         raise UserError(f"num_classes means nothing to the objective {objective.name!r}: leave it out")
-    when = evaluation or Evaluation()
+    given: dict[str, Any] = {"every": evaluate_every, "patience": patience}
     experiment = Experiment(
         data=DataSettings(validation=validation),
         algorithm=algorithm,
         training=replace(training or Training(), **settings),
-        evaluation=replace(when, every=evaluate_every or when.every, patience=patience or when.patience),
+        evaluation=replace(evaluation or Evaluation(), **{key: n for key, n in given.items() if n is not None}),
         seed=seed,
     )
     pool = from_arrays(
@@ -465,16 +464,9 @@ def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = Non
         federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
         return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
-    with _followed(experiment, chosen):
-        return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
-
-
-@contextlib.contextmanager
-def _followed(experiment: Experiment, chosen: Options) -> Iterator[None]:
-    """Show the run's progress while the context lasts, with a callback that comes before the user's."""
     with progress.shown(experiment, chosen["progress"] if processes.first() else False) as callback:
         chosen["callbacks"] = [callback, *chosen["callbacks"]]
-        yield
+        return gathered(processes.together(how.processes, work)) if how.processes > 1 else work()
 
 
 def _objective_settings(objective: Objective) -> ObjectiveSettings:

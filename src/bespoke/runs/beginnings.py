@@ -12,14 +12,14 @@ from bespoke.core.data import FederatedData
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
-from bespoke.records import RESUME, START, RunFolder
+from bespoke.records import RESUME, RESUME_OPTION, START, RunFolder
 from bespoke.runs import model_files
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.newcomers import common_constants
 
 _ENTRY = "bespoke_start"  # of the file's metadata
 _PART = "model"  # the name of the parameters among the file's tensors
-CURE = "restore it, or continue the run with --resume (resume=True in Python) after moving it away"
+CURE = f"restore it, or continue the run with {RESUME_OPTION} after moving it away"
 
 
 class Beginning(NamedTuple):
@@ -50,8 +50,8 @@ def read(folder: RunFolder) -> Beginning:
     path = folder.path / START
     if not os.path.lexists(path):
         raise UserError(
-            f"{folder.path} has no {START}, which earlier versions did not write: continue the run with --resume "
-            "(resume=True in Python), which adds it"
+            f"{folder.path} has no {START}, which earlier versions did not write: continue the run with "
+            f"{RESUME_OPTION}, which adds it"
         )
     card, params, constants, extra = model_files.read(path, _ENTRY)
     own = card["about"].get("own_constants")

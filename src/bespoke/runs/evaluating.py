@@ -17,7 +17,7 @@ from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.errors import UserError, shown
 from bespoke.files import write_atomic
-from bespoke.records import FEDERATION, RunFolder
+from bespoke.records import FEDERATION, RESUME_OPTION, RunFolder
 from bespoke.runs import identity
 from bespoke.runs.api import Built, assemble, built, data_of, objective_of
 from bespoke.runs.checkpoint import Checkpoint, layout
@@ -51,9 +51,6 @@ def reopened(
     other arguments are as for ``run``. A module that the experiment names is imported, which runs its code; a note on
     stderr says so.
     """
-    processes.join()
-    if processes.world() > 1:
-        raise UserError("one process opens a run's folder: start without torchrun")
     run = trained_folder(folder)
     experiment, notes = _stored(run)
     parts = built(experiment, device, precision)
@@ -70,7 +67,10 @@ def reopened(
 
 
 def trained_folder(path: str | Path) -> RunFolder:
-    """Return the folder of a run that is not going on; refuse anything else."""
+    """Return the folder of a run that is not going on, for one process; refuse anything else."""
+    processes.join()
+    if processes.world() > 1:
+        raise UserError("one process opens a run's folder: start without torchrun")
     run = RunFolder(path)
     if not run.holds_run():
         raise UserError(f"{run.path} holds no run (there is no config.toml): give the folder of a run")
@@ -86,8 +86,7 @@ def last_checkpoint(run: RunFolder, experiment: Experiment, federation: Federati
     if found is None:
         why = f" ({notes[0]})" if notes else ""
         raise UserError(
-            f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with --resume (resume=True in "
-            "Python)"
+            f"{run.path} holds no intact checkpoint{why}, so no model: continue the run with {RESUME_OPTION}"
         )
     recorded = run.rounds()[-1]["round"]
     if recorded > found.round:
@@ -223,7 +222,7 @@ def _federation(run: Run, experiment: Experiment) -> tuple[Federation, Built, li
     """Return the federation of the changed experiment with the run's states, what it is made of, and notes."""
     differing = _differing(run.experiment, experiment)
     in_data = {name: new for name, (_, new) in differing.items() if name.startswith("data.")}
-    pool, described = data_of(experiment) if in_data else (run.pool, _described(run))
+    pool, described = data_of(experiment) if in_data else (run.pool, run.folder.federation() or {})
     if in_data:
         _check_clients(run.pool, pool, in_data)
     task = run.federation.task
@@ -246,15 +245,6 @@ def _federation(run: Run, experiment: Experiment) -> tuple[Federation, Built, li
     kept = {name: values for name, values in differing.items() if name.startswith(("algorithm.", "training."))}
     notes = [f"the run was trained with {name} = {old!r}, not {new!r}" for name, (old, new) in kept.items()]
     return federation, parts, notes
-
-
-def _described(run: Run) -> dict[str, Any]:
-    """Return what a run's record says of its data."""
-    try:
-        told = run.folder.read_json(FEDERATION)
-    except UserError:
-        return {}
-    return told if isinstance(told, dict) else {}
 
 
 def _check_clients(old: FederatedData, new: FederatedData, changes: dict[str, Any]) -> None:

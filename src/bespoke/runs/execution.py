@@ -19,7 +19,7 @@ from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import CLIENTS, FEDERATION, RESUME, ROUNDS, RunFolder
+from bespoke.records import CLIENTS, FEDERATION, RESUME, RESUME_OPTION, ROUNDS, RunFolder
 from bespoke.report.summary import often_refused, trouble
 from bespoke.runs import beginnings, identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
@@ -134,7 +134,7 @@ def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     if processes.any_of(processes.orphaned()) and rounds < done.experiment.training.rounds:
         raise UserError(
             "the program that started the processes of this run has ended, so they stopped after round "
-            f"{rounds}, with all saved: continue with --resume (resume=True in Python)"
+            f"{rounds}, with all saved: continue with {RESUME_OPTION}"
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bespoke.clients import processes
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
-from bespoke.records import CLIENTS, COLUMNS, FEDERATION, ROUNDS, START, RunFolder
+from bespoke.records import CLIENTS, COLUMNS, FEDERATION, RESUME_OPTION, ROUNDS, START, RunFolder
 from bespoke.runs import checkpoint
 from bespoke.runs.lock import LOCK, FolderLock
 
@@ -86,10 +86,7 @@ def _check(folder: RunFolder, resume: bool) -> None:
     """Refuse a folder that is neither empty nor a run to resume; our lock or a first file cut short do not count."""
     if folder.holds_run():
         if not resume:
-            raise UserError(
-                f"{folder.path} already holds a run: add --resume (resume=True in Python) to continue it, "
-                f"or {ELSEWHERE}"
-            )
+            raise UserError(f"{folder.path} already holds a run: add {RESUME_OPTION} to continue it, or {ELSEWHERE}")
         if (folder.path / EVALUATION).exists():
             raise UserError(f"{folder.path} holds an evaluation of a run, which cannot go on: {ELSEWHERE}")
         return

@@ -20,18 +20,13 @@ from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.machine import cores
-from bespoke.records import FEDERATION, ROUNDS, RunFolder, Sound, is_count, is_list_of, is_text
+from bespoke.records import FEDERATION, ROUNDS, RunFolder
 from bespoke.runs.folder import ELSEWHERE
 
 PIECE = 2**22  # bytes of rows gathered at once
 THREADS = 8  # that hash
 
 SIZES = ("train", "val", "test")
-_LISTS: dict[str, Sound] = {  # with an entry for each client
-    "names": is_list_of(is_text),
-    **dict.fromkeys(SIZES, is_list_of(is_count)),
-    "content": is_list_of(is_text),
-}
 
 
 def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
@@ -115,7 +110,7 @@ def compare(folder: RunFolder, here: dict[str, Any], instead: str = ELSEWHERE) -
 
     ``here`` is from :func:`described`; ``instead`` ends a refusal's sentence: what to do without the same data.
     """
-    told = read(folder)
+    told = folder.federation()
     if told is None and not (folder.path / ROUNDS).exists():
         return []  # it ended before it wrote any
     if told is None:
@@ -156,23 +151,3 @@ def _how(old: Any, new: Any, there: Sequence[str], here: Sequence[str]) -> str:
     if old is None or new is None or old[0] != new[0]:
         return f"client {name!r} is at another place ({there.index(name)} there, {here.index(name)} here)"
     return f"client {name!r} has other rows"
-
-
-def read(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the stored description, None if there is none; refuse one that is damaged."""
-    path = folder.path / FEDERATION
-    if not path.exists() and not path.is_symlink():
-        return None
-    told = folder.read_json(FEDERATION)
-    if not _is_description(told):
-        raise UserError(f"{path} is damaged: restore it, or run the experiment again in another folder")
-    return dict(told)
-
-
-def _is_description(value: Any) -> bool:
-    """Return whether a value is what :func:`described` returns, as far as that is compared."""
-    if not isinstance(value, dict):
-        return False
-    lists = [key for key in _LISTS if key != "content" or key in value]  # older runs have no hashes
-    sound = is_count(value.get("clients")) and all(_LISTS[key](value.get(key)) for key in lists)
-    return sound and len({len(value[key]) for key in lists}) == 1

@@ -15,12 +15,11 @@ from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError, shown
-from bespoke.models.text import check_tokens
+from bespoke.errors import UserError
 from bespoke.runs.costs import check_passes
-from bespoke.runs.experiment import Experiment
-from bespoke.runs.federation import QUICK, Federation
-from bespoke.runs.personal import checked_targets, encoded
+from bespoke.runs.experiment import Experiment, read_fields
+from bespoke.runs.federation import QUICK, Evaluation, Federation
+from bespoke.runs.personal import checked_rows
 
 
 def common_constants(pool: FederatedData) -> tuple[Tree, list[str]]:
@@ -56,10 +55,10 @@ def personal_of(
     """
     task = federation.task
     rows = _alone(federation, pool, x, y)
-    check_tokens(task.constants(), rows.x)
     check_passes(experiment, len(rows.x))
-    rounds = experiment.evaluation.adapt_rounds if adapt_rounds is None else _rounds(adapt_rounds)
-    _tell_costs(experiment, rounds, len(rows.x))
+    given = {} if adapt_rounds is None else {"adapt_rounds": adapt_rounds}
+    evaluation = replace(experiment.evaluation, **read_fields(given, Evaluation, "personalize(...)"))
+    _tell_costs(experiment, evaluation.adapt_rounds, len(rows.x))
     clients = SequentialClients(
         experiment.method,
         task,
@@ -67,8 +66,8 @@ def personal_of(
         rows,
         experiment.training,
         experiment.seed,
-        adapt_rounds=rounds,
-        adapt_epochs=experiment.evaluation.adapt_epochs,
+        adapt_rounds=evaluation.adapt_rounds,
+        adapt_epochs=evaluation.adapt_epochs,
     )
     newcomer = [rows.num_clients]
     (personal,) = clients.personal(round, newcomer, *federation.down(server, newcomer))
@@ -84,10 +83,7 @@ def _alone(federation: Federation, pool: FederatedData, x: Any, y: Any) -> Feder
     """Return the federation in which only the client after all others has rows."""
     extra, own = common_constants(pool)
     refuse_constants(own)
-    examples = encoded(pool.inputs, x)
-    targets = checked_targets(federation.task, pool.inputs, y)
-    if len(examples) != len(targets):
-        raise UserError(f"there are {len(examples)} rows in x and {len(targets)} in y: give equally many")
+    examples, targets = checked_rows(federation.task, pool.inputs, x, y)
     if not len(examples):
         raise UserError("there are no rows to learn from: give at least one")
     before = (0,) * federation.num_clients
@@ -103,12 +99,6 @@ def _alone(federation: Federation, pool: FederatedData, x: Any, y: Any) -> Feder
         names=(*[""] * federation.num_clients, "new"),
         extra=tree.map(lambda leaf: leaf.expand(federation.num_clients + 1, *leaf.shape), extra),
     )
-
-
-def _rounds(given: Any) -> int:
-    if type(given) is not int or not 0 < given <= 10_000:
-        raise UserError(f"adapt_rounds takes a number from 1 to 10000, not {shown(given)}")
-    return given
 
 
 def _tell_costs(experiment: Experiment, rounds: int, n: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bespoke.clients import SequentialClients, processes, states
+from bespoke.clients import SequentialClients, states
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows, Transform
 from bespoke.core.inputs import InputContract
@@ -98,8 +98,6 @@ def open_run(
     A model, method, objective or transform of somebody's own is imported only with ``trust_code=True``, or given again,
     as for :func:`load_model`.
     """
-    if processes.world() > 1:
-        raise UserError("one process opens a run's folder: start without torchrun")
     run = trained_folder(folder)
     start, where = beginnings.read(run), str(run.path / START)
     method = model_files.rebuilt_method(start.card, algorithm, trust_code, where)
@@ -110,7 +108,8 @@ def open_run(
     goal = model_files.rebuilt_objective(start.card, objective, trust_code, where)
     numbers = sum(leaf.numel() for leaf in (*start.params.values(), *start.constants.values()))
     task = model_files.rebuilt_task(start.card, start.constants, numbers, goal, model, trust_code, where)
-    task = task.on(where_to) if (where_to := pick_device(device)) != task.device else task
+    place = pick_device(device)
+    task = task if task.device == place else task.on(place)
     change = model_files.rebuilt_transform(start.card, transform, trust_code, where)
     params = {name: leaf.to(task.device, task.dtype) for name, leaf in start.params.items()}
     pool = _pool(run, start, change)
@@ -141,7 +140,7 @@ def _experiment(run: RunFolder, method: Algorithm) -> Experiment:
 
 def _pool(run: RunFolder, start: beginnings.Beginning, transform: Transform | None) -> FederatedData:
     """Return what is known of a federation's data: clients, sizes, the form of examples; no row."""
-    told = identity.read(run)
+    told = run.federation()
     if told is None or not 0 < told["clients"] <= len(told["names"]) or type(told.get("num_classes")) is not int:
         raise UserError(f"{run.path / FEDERATION} is missing or damaged: restore it")
     contract, total = InputContract.from_dict(start.card["inputs"]), len(told["names"])

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,22 @@ def ready(task: Task, x: Tensor, transform: Transform | None, extra: Tree, key: 
     return fetch(x.to(task.device), rows, rows, key, tree.to(extra, task.device), transform, task.dtype, train=False)[0]
 
 
-def encoded(contract: InputContract, x: Any) -> Tensor:
+def checked_rows(task: Task, contract: InputContract, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Return examples x (n, ...) in a contract's form, and as many targets y (n,) or (n, T) as the objective takes."""
+    examples, targets = _checked_examples(task, contract, x), _checked_targets(task, contract, y)
+    if len(examples) != len(targets):
+        raise UserError(f"there are {len(examples)} rows in x and {len(targets)} in y: give equally many")
+    return examples, targets
+
+
+def _checked_examples(task: Task, contract: InputContract, x: Any) -> Tensor:
     """Return examples x (n, ...), or a table of n rows, in a contract's form."""
-    return torch.from_numpy(np.require(contract.encode(x), requirements=["C", "W"]))
+    examples = torch.from_numpy(np.require(contract.encode(x), requirements=["C", "W"]))
+    check_tokens(task.constants(), examples)
+    return examples
 
 
-def checked_targets(task: Task, contract: InputContract, y: Any) -> Tensor:
+def _checked_targets(task: Task, contract: InputContract, y: Any) -> Tensor:
     """Return targets (n,) or (n, T) as the objective takes them; names of classes become their numbers."""
     objective, y = task.objective, y.detach().cpu() if isinstance(y, Tensor) else np.asarray(y)
     if not objective.classes:
@@ -94,18 +104,17 @@ class PersonalModel:
 
     def logits(self, x: Any) -> Tensor:
         """Return outputs (B, O) for examples x (B, ...) in the form of the client's own data."""
-        examples = encoded(self.contract, x)
-        check_tokens(self.task.constants(), examples)
-        return torch.cat(list(self._parts(examples)))
+        return self._in_chunks(_checked_examples(self.task, self.contract, x))
 
-    def _parts(self, x: Tensor) -> Iterator[Tensor]:
+    def _in_chunks(self, x: Tensor) -> Tensor:
+        """Return outputs (B, O) for examples that were checked."""
         key = rng.key(0, self.task.device)
         with torch.no_grad():
-            for i, rows in enumerate(x.split(CHUNK)):
-                yield self._outputs(rows, rng.fold_in(key, i))
+            chunks = enumerate(x.split(CHUNK))
+            return torch.cat([self._outputs(rows, rng.fold_in(key, i)) for i, rows in chunks])
 
     def _outputs(self, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Return outputs (B, O) of the first view, for examples that were checked."""
+        """Return outputs (B, O) of the first view, for a chunk of examples that were checked."""
         examples = ready(self.task, x, self.transform, self.extra, key)
         out = self.algorithm.predict(self.task, self.personal, examples)
         first: Tensor = next(iter(out.values())) if isinstance(out, dict) else out
@@ -130,11 +139,10 @@ class PersonalModel:
 
     def evaluate(self, x: Any, y: Any) -> dict[str, float]:
         """Return the objective's metrics, headline first, of examples x (B, ...) and targets y (B,) or (B, T)."""
-        outputs, targets = self.logits(x), checked_targets(self.task, self.contract, y)
-        if len(outputs) != len(targets):
-            raise UserError(f"there are {len(outputs)} rows in x and {len(targets)} in y: give equally many")
-        if not len(outputs):
+        examples, targets = checked_rows(self.task, self.contract, x, y)
+        if not len(examples):
             raise UserError("there are no rows to evaluate: give at least one")
+        outputs = self._in_chunks(examples)
         found, mask = {}, torch.ones_like(outputs[:, 0])
         for name, metric in self.task.objective.metrics.items():
             pair = [part.tolist() for part in metric.fn(outputs, targets, mask)]

@@ -30,7 +30,7 @@ def shown(experiment: Experiment, wanted: bool | None = None) -> Iterator[Callba
     if wanted is False:
         yield lambda event: None
     elif _in_notebook():
-        with _followed(_NotebookBar(name, rounds), statistic) as callback:
+        with _notebook_bar(name, rounds) as bar, _followed(bar, statistic) as callback:
             yield callback
     elif sys.stderr.isatty():
         with _terminal_bar(name, rounds) as bar, _followed(bar, statistic) as callback:
@@ -129,12 +129,15 @@ class _NotebookBar:
     def show(self, done: int | None = None, text: str | None = None) -> None:
         self._done = self._done if done is None else done
         self._text = self._text if text is None else text
-        if self._done >= self._rounds or time.monotonic() - self._shown_at >= self._PAUSE:
-            self._shown_at = time.monotonic()
-            self._handle.update(self)
+        if time.monotonic() - self._shown_at >= self._PAUSE:
+            self.update()
 
     def say(self, line: str) -> None:
         self._lines.append(line)
+        self.update()
+
+    def update(self) -> None:
+        self._shown_at = time.monotonic()
         self._handle.update(self)
 
     def __repr__(self) -> str:
@@ -148,6 +151,15 @@ class _NotebookBar:
         return f"<div>{told}{html.escape(self._name)} {bar} {html.escape(state)}</div>"
 
 
+@contextmanager
+def _notebook_bar(name: str, rounds: int) -> Iterator[_Bar]:
+    bar = _NotebookBar(name, rounds)
+    try:
+        yield bar
+    finally:
+        bar.update()  # what came too soon after another display
+
+
 # --- adaptation ---------------------------------------------------------------------------------------------------
 
 
@@ -159,9 +171,8 @@ class _Adaptation(logging.Handler):
         self._show, self._pause, self._last, self._process = show, pause, time.monotonic(), os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        others = os.getpid() != self._process or os.environ.get("RANK", "0") != "0"  # a fork, or another of torchrun's
         now = time.monotonic()
-        if not others and now - self._last >= self._pause:
+        if os.getpid() == self._process and now - self._last >= self._pause:  # a fork is silent
             self._last = now
             self._show(record.getMessage())
 

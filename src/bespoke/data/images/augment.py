@@ -1,7 +1,7 @@
 """FedPCE's augmentation of training images: crop, flip, rotation and erasing, drawn separately for every image.
 
-One batched gather does all of the geometry. Shapes are fixed and every draw comes from the key and
-the image's place in the batch, so the result is the same for one client and under ``torch.func.vmap``.
+One batched gather does all of the geometry. Shapes are fixed and every draw comes from the key and the image's place in
+the batch, so the result is the same for one client and under ``torch.func.vmap``.
 """
 
 import math
