@@ -179,12 +179,15 @@ def test_mistakes_of_predict_in_one_sentence(home):
     for words, why in [
         (("gone.safetensors", "--data", "new.csv", "-o", "p.csv"), "gone.safetensors cannot be read"),
         (("new.csv", "--data", "new.csv", "-o", "p.csv"), "new.csv is not a sound .safetensors file"),
-        (("b.safetensors", "--data", "new.csv", "-o", "new.csv"), "-o new.csv would overwrite what is read"),
-        (("b.safetensors", "--data", "new.csv", "-o", "b.safetensors"), "would overwrite what is read"),
+        (("b.safetensors", "--data", "new.csv", "-o", "new.csv"), "-o new.csv would overwrite a file that"),
+        (("b.safetensors", "--data", "new.csv", "-o", "b.safetensors"), "holds no predictions: choose"),
+        (("b.safetensors", "--data", "new.csv", "-o", "test.csv"), "-o test.csv would overwrite a file that"),
         (("b.safetensors", "--data", "new.csv", "-o", "no/p.csv"), "cannot write no/p.csv"),
     ]:
         assert why in refused("predict", *words)
     assert (home / "new.csv").read_bytes() == before and not (home / "p.csv").exists()
+    for _ in range(2):  # the second time over its own file
+        ok("predict", "b.safetensors", "--data", "new.csv", "-o", "p.csv")
     assert "new.csv is there and is no model" in refused("personalize", "run", "--data", "new.csv", "-o", "new.csv")
 
 

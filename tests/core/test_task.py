@@ -1,6 +1,7 @@
 """A model as functions: losses, initial weights, and the split by module."""
 
 import copy
+import random
 from collections import OrderedDict
 
 import numpy as np
@@ -451,3 +452,15 @@ def test_outputs_that_do_not_fit_the_objective_are_refused():
     task = Task(Deep, "classifier.1", CLASSES, dtype=torch.float64, objective=CLASSIFICATION.measured_by(["mse"]))
     with pytest.raises(UserError, match="the metric 'mse' cannot be computed"):
         task.check(batch().x, batch().y)
+
+
+def test_one_seed_covers_every_generator_of_a_factory():
+    def build():
+        layer = nn.Linear(2, 2)
+        layer.weight.data.fill_(np.random.rand() + random.random())
+        return nn.Sequential(nn.Linear(2, 2), layer)
+
+    before = np.random.get_state()[1].tolist(), random.getstate()
+    made = [Task(build, "1", 2, key=rng.key(seed)).init(rng.key(seed))["1.weight"] for seed in (1, 1, 2)]
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before

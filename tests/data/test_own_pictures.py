@@ -119,3 +119,15 @@ def test_new_pictures_with_and_without_classes(root, tmp_path):
     draw(root / "b" / "odd" / "1.png", 5)
     with pytest.raises(UserError, match=r"holds 'odd' in .*1\.png, an unknown class: the model knows 'ill', 'well'"):
         read_rows(root / "b", contract)
+
+
+@pytest.mark.parametrize("size", [-1, "8", 8.0, 5000])
+def test_a_size_that_is_none_is_refused(size, tmp_path):
+    with pytest.raises(UserError, match=r"size=.* is no side of a picture: give whole pixels from 0 to 4,096"):
+        from_image_folder(tmp_path, size=size)
+
+
+def test_a_class_without_pictures_is_not_left_out_silently(tmp_path):
+    (tmp_path / "a" / "cat" / "deeper").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cat holds no picture \(.png or .jpg\): add some, or remove the folder"):
+        from_image_folder(tmp_path)

@@ -490,3 +490,21 @@ def test_damaged_parquet(tmp_path):
     pq.write_table(arrow().slice(0, 0), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="has no rows"):
         from_parquet(tmp_path / "a.parquet", label="outcome")
+
+
+def test_numbers_with_a_comma_are_no_categories(tmp_path):
+    (tmp_path / "a.csv").write_text("dose;y\n1,5;u\n2,5;v\n")
+    with pytest.raises(UserError, match=r"column 'dose' holds '1,5', a number with a comma: write it with a point"):
+        bespoke.data.from_csv(tmp_path / "a.csv", label="y", delimiter=";")
+    kept = bespoke.data.from_csv(tmp_path / "a.csv", label="y", delimiter=";", categorical=["dose"])
+    assert kept.contract.features == ("dose=1,5", "dose=2,5")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_no_floating_type_smuggles_infinity(dtype):
+    contract = InputContract((2,), "float32")
+    with pytest.raises(UserError, match="row 1 of x holds NaN, infinity or a number beyond float32"):
+        contract.encode(np.array([[1.0, 2.0], [1.0, np.inf]], dtype))
+    assert contract.encode(np.array([[1.0, 6e4]], dtype)).tolist() == [[1.0, 60000.0]]
+    with pytest.raises(UserError, match="row 0 of x"):
+        contract.encode(np.array([[1e300, 1.0]]))

@@ -291,3 +291,12 @@ def test_unfit_steps_in_the_settings(experiment, transform, sentence):
     with pytest.raises(UserError, match=sentence) as caught:
         pool_of(experiment(transform))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("step", [Flip(), Crop(1)])
+def test_steps_for_images_refuse_rows_of_a_table(step):
+    name = type(step).__name__
+    with pytest.raises(
+        UserError, match=rf"{name}\(\) takes images \(B, C, H, W\), and the examples have the shape \(3,\)"
+    ):
+        step(rng.key(0), torch.zeros(2, 3), train=True)

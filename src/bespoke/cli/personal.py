@@ -21,6 +21,7 @@ Trust = Annotated[
 ]
 Delimiter = Annotated[str, typer.Option(help="Between the columns of CSV files.")]
 Threads = Annotated[int, typer.Option(min=1, max=1024, help="CPU threads, as for run.")]
+_PREDICTION = "prediction"  # a file of predictions starts with it
 
 
 def personalize(
@@ -82,9 +83,8 @@ def predict(
     from bespoke.runs.personal import load_model
 
     torch.set_num_threads(threads)
-    for given in (model, data):
-        if out.exists() and given.exists() and out.samefile(given):
-            raise UserError(f"-o {out} would overwrite what is read: choose another file")
+    if out.exists() and (not _holds_predictions(out) or (data.exists() and out.samefile(data))):
+        raise UserError(f"-o {out} would overwrite a file that holds no predictions: choose another file")
     loaded = load_model(model, trust_code=trust_code, device=device)
     x, _ = read_rows(data, loaded.contract, delimiter=delimiter)
     columns = _columns(loaded, x)
@@ -94,6 +94,11 @@ def predict(
     writer.writerows(zip(*columns.values(), strict=True))
     write_atomic(out, sink.getvalue())
     print(visible(f"{len(x)} predictions in {out}"))
+
+
+def _holds_predictions(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_PREDICTION)) == _PREDICTION.encode()
 
 
 def _labelled(path: Path, contract: "InputContract", delimiter: str) -> tuple[Any, Any]:
@@ -114,10 +119,10 @@ def _columns(model: "PersonalModel", x: Any) -> dict[str, list[Any]]:
     places = range(outputs.shape[1])
     names = model.contract.named(places) if objective.classes else list(map(str, places))
     if objective.classes:
-        columns: dict[str, list[Any]] = {"prediction": [names[i] for i in found.tolist()]}
+        columns: dict[str, list[Any]] = {_PREDICTION: [names[i] for i in found.tolist()]}
     else:
         parts = found.reshape(len(found), -1).T.tolist()
-        columns = {"prediction" if len(parts) == 1 else f"prediction_{i}": part for i, part in enumerate(parts)}
+        columns = {_PREDICTION if len(parts) == 1 else f"{_PREDICTION}_{i}": part for i, part in enumerate(parts)}
     if probabilities is not None:
         columns |= {f"p_{name}": part for name, part in zip(names, probabilities.T.tolist(), strict=True)}
     return columns

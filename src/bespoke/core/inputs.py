@@ -156,8 +156,9 @@ class InputContract:
             raise UserError(
                 f"x is uint8, but this model takes {self.dtype}: scale it as the rows were that it learned from"
             )
-        floats = x if x.dtype.kind == "f" else x[:0]
-        sound = (np.abs(floats) <= _LARGEST).reshape(len(floats), math.prod(self.shape)).all(axis=1)
+        with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is refused as such
+            floats = x.astype(np.float32, copy=False) if x.dtype.kind == "f" else np.zeros((0, *self.shape))
+        sound = np.isfinite(floats).reshape(len(floats), math.prod(self.shape)).all(axis=1)
         if not sound.all():
             raise UserError(
                 f"row {int(sound.argmin())} of x holds NaN, infinity or a number beyond float32: fix or remove it"

@@ -3,8 +3,10 @@
 import contextlib
 import copy
 import inspect
+import random
 from collections.abc import Callable, Container, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -121,10 +123,18 @@ class Task:
         self.norm_names = tuple(n for n in trained if n.rpartition(".")[0] in norms)
 
     def _built(self, key: Tensor) -> nn.Module:
-        """Build a new module with torch's CPU generator, which is seeded from ``key`` [2] meanwhile."""
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
-            return self._build()
+        """Build a new module; torch's CPU generator, NumPy's and Python's are seeded from ``key`` [2] meanwhile."""
+        seed = int(rng.bits(key.cpu(), torch.tensor(0)))
+        numpys, pythons = np.random.get_state(), random.getstate()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                np.random.seed(seed)
+                random.seed(seed)
+                return self._build()
+        finally:
+            np.random.set_state(numpys)
+            random.setstate(pythons)
 
     @property
     def head_name(self) -> str:

@@ -82,6 +82,7 @@ class Flip:
 
     def __call__(self, key: Tensor, x: Tensor, train: bool) -> Tensor:
         """Return x with some images mirrored."""
+        _check_images(x, "Flip")
         if not train:
             return x
         mirrored = rng.uniform(key, (x.shape[0],)) < self.p
@@ -100,6 +101,7 @@ class Crop:
 
     def __call__(self, key: Tensor, x: Tensor, train: bool) -> Tensor:
         """Return x with its images moved."""
+        _check_images(x, "Crop")
         if not train:
             return x
         count, channels, height, width = x.shape
@@ -109,6 +111,11 @@ class Crop:
         column = start[:, 1:] + torch.arange(width, device=x.device)
         place = (row[:, :, None] * (width + 2 * self.pad) + column[:, None, :]).flatten(1)
         return padded.flatten(2).gather(2, place[:, None, :].expand(-1, channels, -1)).reshape(x.shape)
+
+
+def _check_images(x: Tensor, step: str) -> None:
+    if x.ndim != 4:
+        raise UserError(f"{step}() takes images (B, C, H, W), and the examples have the shape {tuple(x.shape[1:])}")
 
 
 def _of_user(thing: Any, where: str) -> Any:

@@ -12,6 +12,7 @@ from bespoke.data.sources.archives import reading
 from bespoke.data.sources.pictures import decoded
 from bespoke.errors import UserError
 
+LARGEST_SIDE = 4096  # pixels
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _GREY = ("1", "L")
 _COLOUR = ("P", "PA", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")  # 8 bits a channel
@@ -42,13 +43,13 @@ def find(root: Path) -> list[Found]:
     """Return all pictures below ``root/client/class``; hidden files and folders do not count."""
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: give the one that holds client/class/*.png")
-    found = [
-        (client.name, label.name, Picture(str(path), path))
-        for client in _folders(root, root, "client/class/picture")
-        for label in _folders(client, root, "class/picture")
-        for path in _listed(label)
-        if path.suffix.lower() in _ENDINGS
-    ]
+    found: list[Found] = []
+    for client in _folders(root, root, "client/class/picture"):
+        for label in _folders(client, root, "class/picture"):
+            pictures = [path for path in _listed(label) if path.suffix.lower() in _ENDINGS]
+            if not pictures:
+                raise UserError(f"{label} holds no picture (.png or .jpg): add some, or remove the folder")
+            found += [(client.name, label.name, Picture(str(path), path)) for path in pictures]
     if not found:
         raise UserError(f"{root} holds no pictures: arrange them as {root}/client/class/*.png (or .jpg)")
     return found

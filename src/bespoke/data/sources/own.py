@@ -3,6 +3,7 @@
 import glob
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from bespoke.data.sources.tables import Table, Wanted, cells_of_parquet, of_arro
 from bespoke.errors import UserError, shown
 from bespoke.registry import closest
 
+_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 MOST_CATEGORIES = 1000  # of a column; more are names or numbers of cases
 _EXACT = 2**24  # whole numbers up to this are float32 numbers
 
@@ -270,6 +272,11 @@ def _column(tables: Sequence[Table], name: str, declared: bool) -> Column:
                 f"column {name!r} holds the number {place['number']} and the word {place['word']}: correct it, or name "
                 "it in categorical"
             )
+        if words and all(map(_DECIMAL_COMMA.fullmatch, words)):
+            raise UserError(
+                f"column {name!r} holds {shown(min(words))}, a number with a comma: write it with a point, or name the "
+                "column in categorical"
+            )
     if len(words) > MOST_CATEGORIES:
         raise UserError(
             f"column {name!r} holds {len(words):,} different words, more than {MOST_CATEGORIES:,}: leave it out with "
@@ -320,6 +327,10 @@ def from_image_folder(root: str | os.PathLike[str], *, size: int = 0) -> OwnClie
     """
     if not os.fspath(root):
         raise UserError("path is empty: give the folder that holds root/client/class/*.png")
+    if not isinstance(size, int) or not 0 <= size <= folders.LARGEST_SIDE:
+        raise UserError(
+            f"size={shown(size)} is no side of a picture: give whole pixels from 0 to {folders.LARGEST_SIDE:,}"
+        )
     return _of_pictures(folders.find(Path(os.path.expanduser(root))), size)
 
 
