@@ -187,12 +187,20 @@ def test_the_headline_view_stays_the_first(tmp_path):
     assert list(load_model(tmp_path / "a.safetensors", model=Net()).personal) == list(model.personal)
 
 
-def test_saving_says_that_pfedgp_keeps_features_of_rows(tmp_path, capsys):
-    saved(federated("pfedgp"), tmp_path / "a.safetensors")
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("pfedgp", "features of the client's own train rows"),
+        ("fedproto", "class means of all clients' features"),
+        ("pfedvmp", "class means of all clients' features"),
+    ],
+)
+def test_saving_says_what_a_file_keeps_of_rows(name, held, tmp_path, capsys):
+    saved(federated(name), tmp_path / "a.safetensors")
     said = capsys.readouterr().err
-    assert "a.safetensors holds features of the client's own train rows" in said
+    assert f"a.safetensors holds {held}" in said
     with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["bespoke"])["holds"].startswith("features of the client's own train rows")
+        assert json.loads(file.metadata()["bespoke"])["holds"].startswith(held)
     saved(federated("fedavg"), tmp_path / "b.safetensors")
     assert capsys.readouterr().err == ""
 
