@@ -390,6 +390,40 @@ def test_objects_are_given_again(tmp_path):
 PLAIN = {"name": "none"}
 
 
+def net(between, eps=1e-5):
+    return nn.Sequential(nn.Linear(DIM, 4), between, nn.LayerNorm(4, eps=eps), nn.Linear(4, CLASSES))
+
+
+def test_a_given_model_has_the_layers_of_the_saved_one(tmp_path):
+    path = tmp_path / "a.safetensors"
+    run = bespoke.federate(hospitals(), net(nn.ReLU()), "3", rounds=1, device="cpu", out=tmp_path / "run")
+    model = saved(run, path)
+    assert same(model, load_model(path, model=net(nn.ReLU())))
+    for other, why in [(net(nn.Tanh()), r"\(1\): ReLU\(\).*Tanh"), (net(nn.ReLU(), 0.5), r"LayerNorm.*eps=0\.5")]:
+        for given in (other, lambda other=other: other):
+            with pytest.raises(UserError, match=f"a.safetensors is of another model than this one: .*{why}"):
+                load_model(path, model=given)
+        with pytest.raises(UserError, match=f"start.safetensors is of another model than this one: .*{why}"):
+            bespoke.open_run(tmp_path / "run", model=other)
+
+
+def test_trusted_code_has_the_layers_of_the_saved_one(own_module):
+    saved(federated("fedavg", own_module().Net), "a.safetensors")
+    del sys.modules["mine"]
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("nn.LayerNorm(8)", "nn.LayerNorm(8, eps=0.5)"))
+    with pytest.raises(UserError, match=r"of another model than this one: .*eps=0\.5"):
+        load_model("a.safetensors", trust_code=True)
+
+
+def test_long_structures_are_compared_by_a_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_files, "_MOST_STRUCTURE", 10)
+    path = tmp_path / "a.safetensors"
+    model = saved(bespoke.federate(hospitals(), net(nn.ReLU()), "3", rounds=1, device="cpu"), path)
+    assert model.card["structure"].startswith("sha256:") and same(model, load_model(path, model=net(nn.ReLU())))
+    with pytest.raises(UserError, match="of another model than this one: 'sha256:"):
+        load_model(path, model=net(nn.Tanh()))
+
+
 def halved(key, x, extra, train):
     return x.to(torch.float32) / 2
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import re
 from collections.abc import Callable, Container, Iterator
 
 import torch
@@ -125,6 +126,11 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(rng.bits(key.cpu(), torch.tensor(0))))
             return self._build()
+
+    @property
+    def structure(self) -> str:
+        """The module's layers and their settings as torch prints them, without addresses in memory."""
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self._module))
 
     @property
     def head_name(self) -> str:

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from bespoke.runs.experiment import Experiment, name_of, read_algorithm, read_fi
 FORMAT = 1
 _ENTRY, _SUM = "bespoke", "sha256"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
+_MOST_STRUCTURE = 2**16  # characters of the text of a model's layers
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
 _SEEN = ("degrade", "augment", "jitter_order", "noise_at")  # settings of [data] that change how an image looks
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -127,6 +129,7 @@ def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
         "method": method_origin(experiment),
         "objective": objective_origin(experiment, task.objective),
         "transform": transform_origin(pool, experiment.data),
+        "structure": _structure(task),
         "head": task.head_name,
         "outputs": task.num_outputs,
         "dtype": str(task.dtype).removeprefix("torch."),
@@ -134,6 +137,12 @@ def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
         "inputs": dataclasses.asdict(pool.inputs),
         "holds": experiment.method.holds,
     }
+
+
+def _structure(task: Task) -> str:
+    """Return the text of a model's layers, or a hash of a long one."""
+    text = task.structure
+    return text if len(text) <= _MOST_STRUCTURE else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -250,6 +259,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "method": _is_origin,
     "objective": _is_origin,
     "transform": _is_origin,
+    "structure": lambda value: isinstance(value, str),
     "head": lambda value: isinstance(value, str),
     "outputs": lambda value: type(value) is int and 0 < value < 2**31,
     "dtype": lambda value: value in ("float32", "float64"),
@@ -259,6 +269,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "holds": lambda value: isinstance(value, str),
     "about": lambda value: isinstance(value, dict),
 }
+_LATER = ("structure",)  # keys that files of earlier versions do not have
 
 
 def _card(told: str, where: str) -> Card:
@@ -277,9 +288,9 @@ def _card(told: str, where: str) -> Card:
             "it with the version that wrote it"
         )
     for key, right in _KEYS.items():
-        if key not in card:
+        if key not in card and key not in _LATER:
             raise UserError(f"{where} is damaged: its description has no {key!r}")
-        if not right(card[key]):
+        if key in card and not right(card[key]):
             raise UserError(f"{where} is damaged: {key!r} in its description cannot be {shown(card[key])}")
     try:
         InputContract.from_dict(card["inputs"])
@@ -421,7 +432,18 @@ def rebuilt_task(
             parameter.requires_grad_(name in parameters)
         return module
 
-    return Task(build, card["head"], card["outputs"], "cpu", dtype, "fp32", objective)
+    task = Task(build, card["head"], card["outputs"], "cpu", dtype, "fp32", objective)
+    if given is not None or card["model"].get("name") not in MODELS.shipped:
+        _check_structure(card.get("structure", ""), _structure(task), where)
+    return task
+
+
+def _check_structure(there: str, here: str, where: str) -> None:
+    """Refuse a model whose layers are not those that a file tells of; files of earlier versions tell nothing."""
+    if there and there != here:
+        lines = zip_longest(there.splitlines(), here.splitlines(), fillvalue="nothing")
+        old, new = next(((a.strip(), b.strip()) for a, b in lines if a != b), (there, here))
+        raise UserError(f"{where} is of another model than this one: {shown(old)} there is {shown(new)} here")
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
