@@ -622,7 +622,15 @@ def test_the_sound_file_loads(sound, tmp_path):
         ),
         ({"model": {"name": "sent140_lstm", "settings": {"vocabulary": 10**9}}}, "cannot hold 1,000,000,000 word vect"),
         ({"inputs": {"shape": [10**6, 10**6]}}, "is damaged: a contract of inputs is damaged"),
-        ({"inputs": INPUTS | {"shape": [10**6, 10**6]}}, "is damaged: a contract of inputs is damaged"),
+        (
+            {"inputs": INPUTS | {"shape": [2**13, 2**12]}},
+            "is damaged: a contract of inputs has more than 16,777,216 numb",
+        ),
+        (
+            {"transform": {"name": "steps", "settings": {"steps": 3}}},
+            "is damaged: the steps of its transform cannot be",
+        ),
+        ({"structure": 3}, "'structure' in its description cannot be 3"),
         ({"inputs": INPUTS | {"columns": [{"name": "a", "categories": []}]}}, "is damaged: a contract's columns have"),
         ({"inputs": INPUTS | {"dtype": "pickle"}}, "is damaged: a contract of inputs is damaged"),
         ({"inputs": []}, "'inputs' in its description cannot be"),
@@ -664,6 +672,7 @@ def test_a_description_that_is_none(told, why, sound, tmp_path):
         ({"weight": None}, "it has no tensor 'weight'"),
         ({"weight": torch.zeros(10, 7)}, "its tensors do not fit its model and method"),
         ({"weight": torch.full((10, 5), torch.nan)}, "'weight' holds NaN or infinity"),
+        ({"weight": torch.zeros(10, 5, dtype=torch.float8_e5m2)}, "its tensor 'weight' cannot be of the type F8_E5M2"),
         ({"more": torch.zeros(1)}, "it does not tell of its tensor 'more'"),
         ({"constants/more": torch.zeros(1)}, "it has 'more', which this one has not"),
     ],
@@ -674,6 +683,15 @@ def test_damaged_tensors_are_refused_in_one_sentence(change, why, sound, tmp_pat
     with pytest.raises(UserError, match=why) as error:
         load_model(written(tmp_path / "b", card, changed))
     assert "\n" not in str(error.value)
+
+
+def test_a_pipe_is_no_model(model, tmp_path):
+    """Reading one would wait for ever."""
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"a\.safetensors cannot be read: it is no regular file"):
+        load_model(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"a\.safetensors is there and is no model"):
+        model.save(tmp_path / "a.safetensors")
 
 
 def test_a_weight_of_another_shape_is_named(sound, tmp_path):

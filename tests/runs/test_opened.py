@@ -155,6 +155,9 @@ def test_models_of_an_opened_run_are_the_saved_files(finished, folder):
     assert torch.equal(run.models["h1"].logits(NEW), finished.models["h1"].logits(NEW))
     with pytest.raises(UserError, match=r"no client is 'h7' in .*models: there are h0, h1, h2"):
         run.models["h7"]
+    shutil.copy(folder / "models" / "h1.safetensors", folder / "models" / "h0.safetensors")
+    with pytest.raises(UserError, match=r"h0.safetensors is of client 'h1', not 'h0': save the models again"):
+        run.models["h0"]
     federated(clients=FEW).models["h0"].save(folder / "models" / "h0.safetensors")
     with pytest.raises(UserError, match=r"h0.safetensors is no model of this run: save the models again"):
         run.models["h0"]

@@ -36,7 +36,7 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import sixteen_levels_to_unit
 from bespoke.data.transforms import TRANSFORMS, Step, Steps, parsed, step_of, text_of
 from bespoke.errors import UserError, reason, shown
-from bespoke.files import write_atomic
+from bespoke.files import check_regular, write_atomic
 from bespoke.models import MODELS, ModelSettings, build_module
 from bespoke.models.start import CONSTANTS, INPUTS
 from bespoke.registry import Registry, import_object, is_path
@@ -48,6 +48,7 @@ _MOST_TEXT = 2**22  # bytes of the JSON text
 _MOST_STRUCTURE = 2**16  # characters of the text of a model's layers
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
 _SEEN = ("degrade", "augment", "jitter_order", "noise_at")  # settings of [data] that change how an image looks
+_KINDS = {"BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"}  # of tensors in a file
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 Card = dict[str, Any]
@@ -193,6 +194,7 @@ def _checksum(told: str, flat: Mapping[str, Tensor]) -> str:
 def is_model(path: Path) -> bool:
     """Return whether a file says that it is a personal model."""
     try:
+        check_regular(path)
         with safetensors.safe_open(path, "pt") as file:
             return _ENTRY in (file.metadata() or {})
     except (OSError, safetensors.SafetensorError):
@@ -206,12 +208,16 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
     """Return what a file says of its model, the personal tree, the model's constants and those of the transform."""
     what = "personal model: give a file that model.save has written" if entry == _ENTRY else "beginning of a run"
     try:
+        check_regular(path)
         with safetensors.safe_open(path, "pt") as file:
             said = file.metadata() or {}
             told = said.get(entry)
             if told is None:
                 raise UserError(f"{path} is no {what}")
             card = _card(told, f"{path}")
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                if (kind := file.get_slice(name).get_dtype()) not in _KINDS:
+                    raise UserError(f"{path} is damaged: its tensor {name!r} cannot be of the type {kind}")
             held = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a sound .safetensors file: {reason(error)}; copy it again") from None
