@@ -1,6 +1,7 @@
 """A finished run is a thing one can open: from its folder alone, for a client that comes later."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -345,6 +346,22 @@ def test_other_damaged_files(folder):
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(UserError, match="holds no intact checkpoint, so no model: continue the run with --resume"):
         open_run(folder, model=Net)
+
+
+def test_pipes_in_place_of_files_are_not_waited_for(folder):
+    kept = sorted(path for path in (folder / "checkpoints").iterdir() if path.is_file())
+    for path in (*kept, *(folder / name for name in ("federation.json", "start.safetensors", "config.toml"))):
+        sound = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        try:
+            opened = open_run(folder, model=Net)  # as of an older checkpoint, or not at all
+            assert path.parent != folder and opened.last_round in (1, 2)
+        except UserError as error:
+            assert "\n" not in str(error)
+        path.unlink()
+        path.write_bytes(sound)
+    assert open_run(folder, model=Net).last_round == 2
 
 
 def test_an_unfinished_run_says_how_far_it_came(tmp_path):
