@@ -461,7 +461,10 @@ def test_the_transform_of_federate_is_named_or_given_again(tmp_path):
     with pytest.raises(UserError, match=r"its transform was an object of a program, .*transform=\.\.\."):
         load_model(path, model=Net())
     assert same(model, load_model(path, model=Net(), transform=doubled))
-    assert not same(model, load_model(path, model=Net(), transform=scaled))
+    for other in (scaled, [scaled, lambda key, x, train: 2.5 * x], [bespoke.data.Normalise([0.5], [1.0]), doubled[1]]):
+        with pytest.raises(UserError, match=r"a\.safetensors is of another transform than this one"):
+            load_model(path, model=Net(), transform=other)
+    assert same(model, load_model(path, model=Net(), transform=[scaled, lambda key, x, train: 2 * x]))
     model = saved(federated("fedavg_ft", transform=[tripled, scaled]), path)
     with pytest.raises(UserError, match=rf"its transform is code .*'{tripled.__module__}:tripled'.*trust_code=True"):
         load_model(path, model=Net())
@@ -491,6 +494,7 @@ def test_the_scaling_of_a_data_set_stays_behind_steps_that_are_given_again(tmp_p
         ({"steps": [3], "last": PLAIN}, "a is damaged: the steps of its transform cannot be"),
         ({"steps": "flip", "last": PLAIN}, "a is damaged: the steps"),
         ({"steps": ["flip"]}, "a is damaged: the steps"),
+        ({"steps": ["flip"], "last": PLAIN, "code": 3}, "a is damaged: the hash of its transform cannot be 3"),
         ({"steps": ["flip"], "last": {"name": "steps", "settings": {"steps": []}}}, "a: there is no transform 'steps'"),
         ({}, "a: there is no transform 'steps'"),
         ({"steps": ["turn"], "last": PLAIN}, "a: there is no transform 'turn'"),

@@ -34,7 +34,7 @@ from bespoke.core.tree import Tree
 from bespoke.data.images.views import compose
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import sixteen_levels_to_unit
-from bespoke.data.transforms import TRANSFORMS, Step, Steps, parsed, step_of, text_of
+from bespoke.data.transforms import TRANSFORMS, Step, Steps, fingerprint, parsed, step_of, text_of
 from bespoke.errors import UserError, reason, shown
 from bespoke.files import check_regular, write_atomic
 from bespoke.models import MODELS, ModelSettings, build_module
@@ -108,7 +108,11 @@ def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
     last = _scaling_origin(pool.transform.last, pool, data)
     texts = list(data.transform) or [text_of(step) or path_of(step) for step in pool.transform.steps]
     how = {"name": _STEPS} if all(texts) and "object" not in last else {"object": repr(pool.transform)[:200]}
-    return how if "object" in last else how | {"settings": {"steps": texts, "last": last}}
+    return (
+        how
+        if "object" in last
+        else how | {"settings": {"steps": texts, "last": last, "code": fingerprint(pool.transform.steps)}}
+    )
 
 
 def _scaling_origin(transform: Transform | None, pool: FederatedData, data: DataSettings) -> Origin:
@@ -378,6 +382,11 @@ def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transf
         raise UserError(f"{where} is damaged: the steps of its transform cannot be {shown(told)}")
     if given is None and "object" in origin:
         raise _wanted(origin, "transform", "transform", where)
+    there, here = told.get("code", ""), fingerprint(own) if given is not None else ""
+    if not isinstance(there, str):
+        raise UserError(f"{where} is damaged: the hash of its transform cannot be {shown(there)}")
+    if here != there and here and here.partition(":")[0] == there.partition(":")[0]:
+        raise UserError(f"{where} is of another transform than this one, by its settings or code: give that one")
     steps = own if given is not None else tuple(_step(text, trust, where) for text in told["steps"])
     return Steps(steps, _scaling(told["last"], trust, where))
 
