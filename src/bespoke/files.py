@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -95,6 +96,14 @@ def make_folder(path: Path, instead: str = "choose another one") -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {path}: {error.strerror}; {instead}") from None
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise an OSError unless a path leads to a regular file: reading a pipe or a device may never end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "Is a directory" if code == errno.EISDIR else "it is no regular file", str(path))
 
 
 def read_toml(path: Path, levels: int = _MOST_LEVELS) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
-from bespoke.files import fsync_folder, read_toml, write_atomic, write_error
+from bespoke.files import check_regular, fsync_folder, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
 FEDERATION, START = "federation.json", "start.safetensors"
@@ -362,6 +362,7 @@ class RunFolder:
         """
         manifests = sorted(self.path.glob("checkpoints/*.json"), key=lambda path: (len(path.name), path.name))
         try:
+            check_regular(manifests[-1])
             known = json.loads(manifests[-1].read_bytes())
             self.verify({name: int(known["offsets"][name]) for name in COLUMNS}, known["sums"])
         except UserError as error:
@@ -470,6 +471,7 @@ class RunFolder:
         """Return the value that `write_json` wrote."""
         path = self.path / name
         try:
+            check_regular(path)
             return json.loads(path.read_bytes(), parse_constant=_no_constant)
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}; restore it or run the experiment again") from error

@@ -187,12 +187,20 @@ def test_the_headline_view_stays_the_first(tmp_path):
     assert list(load_model(tmp_path / "a.safetensors", model=Net()).personal) == list(model.personal)
 
 
-def test_saving_says_that_pfedgp_keeps_features_of_rows(tmp_path, capsys):
-    saved(federated("pfedgp"), tmp_path / "a.safetensors")
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("pfedgp", "features of the client's own train rows"),
+        ("fedproto", "class means of all clients' features"),
+        ("pfedvmp", "class means of all clients' features"),
+    ],
+)
+def test_saving_says_what_a_file_keeps_of_rows(name, held, tmp_path, capsys):
+    saved(federated(name), tmp_path / "a.safetensors")
     said = capsys.readouterr().err
-    assert "a.safetensors holds features of the client's own train rows" in said
+    assert f"a.safetensors holds {held}" in said
     with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["bespoke"])["holds"].startswith("features of the client's own train rows")
+        assert json.loads(file.metadata()["bespoke"])["holds"].startswith(held)
     saved(federated("fedavg"), tmp_path / "b.safetensors")
     assert capsys.readouterr().err == ""
 
@@ -382,6 +390,40 @@ def test_objects_are_given_again(tmp_path):
 PLAIN = {"name": "none"}
 
 
+def net(between, eps=1e-5):
+    return nn.Sequential(nn.Linear(DIM, 4), between, nn.LayerNorm(4, eps=eps), nn.Linear(4, CLASSES))
+
+
+def test_a_given_model_has_the_layers_of_the_saved_one(tmp_path):
+    path = tmp_path / "a.safetensors"
+    run = bespoke.federate(hospitals(), net(nn.ReLU()), "3", rounds=1, device="cpu", out=tmp_path / "run")
+    model = saved(run, path)
+    assert same(model, load_model(path, model=net(nn.ReLU())))
+    for other, why in [(net(nn.Tanh()), r"\(1\): ReLU\(\).*Tanh"), (net(nn.ReLU(), 0.5), r"LayerNorm.*eps=0\.5")]:
+        for given in (other, lambda other=other: other):
+            with pytest.raises(UserError, match=f"a.safetensors is of another model than this one: .*{why}"):
+                load_model(path, model=given)
+        with pytest.raises(UserError, match=f"start.safetensors is of another model than this one: .*{why}"):
+            bespoke.open_run(tmp_path / "run", model=other)
+
+
+def test_trusted_code_has_the_layers_of_the_saved_one(own_module):
+    saved(federated("fedavg", own_module().Net), "a.safetensors")
+    del sys.modules["mine"]
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("nn.LayerNorm(8)", "nn.LayerNorm(8, eps=0.5)"))
+    with pytest.raises(UserError, match=r"of another model than this one: .*eps=0\.5"):
+        load_model("a.safetensors", trust_code=True)
+
+
+def test_long_structures_are_compared_by_a_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_files, "_MOST_STRUCTURE", 10)
+    path = tmp_path / "a.safetensors"
+    model = saved(bespoke.federate(hospitals(), net(nn.ReLU()), "3", rounds=1, device="cpu"), path)
+    assert model.card["structure"].startswith("sha256:") and same(model, load_model(path, model=net(nn.ReLU())))
+    with pytest.raises(UserError, match="of another model than this one: 'sha256:"):
+        load_model(path, model=net(nn.Tanh()))
+
+
 def halved(key, x, extra, train):
     return x.to(torch.float32) / 2
 
@@ -419,7 +461,10 @@ def test_the_transform_of_federate_is_named_or_given_again(tmp_path):
     with pytest.raises(UserError, match=r"its transform was an object of a program, .*transform=\.\.\."):
         load_model(path, model=Net())
     assert same(model, load_model(path, model=Net(), transform=doubled))
-    assert not same(model, load_model(path, model=Net(), transform=scaled))
+    for other in (scaled, [scaled, lambda key, x, train: 2.5 * x], [bespoke.data.Normalise([0.5], [1.0]), doubled[1]]):
+        with pytest.raises(UserError, match=r"a\.safetensors is of another transform than this one"):
+            load_model(path, model=Net(), transform=other)
+    assert same(model, load_model(path, model=Net(), transform=[scaled, lambda key, x, train: 2 * x]))
     model = saved(federated("fedavg_ft", transform=[tripled, scaled]), path)
     with pytest.raises(UserError, match=rf"its transform is code .*'{tripled.__module__}:tripled'.*trust_code=True"):
         load_model(path, model=Net())
@@ -449,6 +494,7 @@ def test_the_scaling_of_a_data_set_stays_behind_steps_that_are_given_again(tmp_p
         ({"steps": [3], "last": PLAIN}, "a is damaged: the steps of its transform cannot be"),
         ({"steps": "flip", "last": PLAIN}, "a is damaged: the steps"),
         ({"steps": ["flip"]}, "a is damaged: the steps"),
+        ({"steps": ["flip"], "last": PLAIN, "code": 3}, "a is damaged: the hash of its transform cannot be 3"),
         ({"steps": ["flip"], "last": {"name": "steps", "settings": {"steps": []}}}, "a: there is no transform 'steps'"),
         ({}, "a: there is no transform 'steps'"),
         ({"steps": ["turn"], "last": PLAIN}, "a: there is no transform 'turn'"),
@@ -580,7 +626,15 @@ def test_the_sound_file_loads(sound, tmp_path):
         ),
         ({"model": {"name": "sent140_lstm", "settings": {"vocabulary": 10**9}}}, "cannot hold 1,000,000,000 word vect"),
         ({"inputs": {"shape": [10**6, 10**6]}}, "is damaged: a contract of inputs is damaged"),
-        ({"inputs": INPUTS | {"shape": [10**6, 10**6]}}, "is damaged: a contract of inputs is damaged"),
+        (
+            {"inputs": INPUTS | {"shape": [2**13, 2**12]}},
+            "is damaged: a contract of inputs has more than 16,777,216 numb",
+        ),
+        (
+            {"transform": {"name": "steps", "settings": {"steps": 3}}},
+            "is damaged: the steps of its transform cannot be",
+        ),
+        ({"structure": 3}, "'structure' in its description cannot be 3"),
         ({"inputs": INPUTS | {"columns": [{"name": "a", "categories": []}]}}, "is damaged: a contract's columns have"),
         ({"inputs": INPUTS | {"dtype": "pickle"}}, "is damaged: a contract of inputs is damaged"),
         ({"inputs": []}, "'inputs' in its description cannot be"),
@@ -622,6 +676,7 @@ def test_a_description_that_is_none(told, why, sound, tmp_path):
         ({"weight": None}, "it has no tensor 'weight'"),
         ({"weight": torch.zeros(10, 7)}, "its tensors do not fit its model and method"),
         ({"weight": torch.full((10, 5), torch.nan)}, "'weight' holds NaN or infinity"),
+        ({"weight": torch.zeros(10, 5, dtype=torch.float8_e5m2)}, "its tensor 'weight' cannot be of the type F8_E5M2"),
         ({"more": torch.zeros(1)}, "it does not tell of its tensor 'more'"),
         ({"constants/more": torch.zeros(1)}, "it has 'more', which this one has not"),
     ],
@@ -632,6 +687,15 @@ def test_damaged_tensors_are_refused_in_one_sentence(change, why, sound, tmp_pat
     with pytest.raises(UserError, match=why) as error:
         load_model(written(tmp_path / "b", card, changed))
     assert "\n" not in str(error.value)
+
+
+def test_a_pipe_is_no_model(model, tmp_path):
+    """Reading one would wait for ever."""
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"a\.safetensors cannot be read: it is no regular file"):
+        load_model(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"a\.safetensors is there and is no model"):
+        model.save(tmp_path / "a.safetensors")
 
 
 def test_a_weight_of_another_shape_is_named(sound, tmp_path):

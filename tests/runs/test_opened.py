@@ -1,6 +1,7 @@
 """A finished run is a thing one can open: from its folder alone, for a client that comes later."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -155,6 +156,9 @@ def test_models_of_an_opened_run_are_the_saved_files(finished, folder):
     assert torch.equal(run.models["h1"].logits(NEW), finished.models["h1"].logits(NEW))
     with pytest.raises(UserError, match=r"no client is 'h7' in .*models: there are h0, h1, h2"):
         run.models["h7"]
+    shutil.copy(folder / "models" / "h1.safetensors", folder / "models" / "h0.safetensors")
+    with pytest.raises(UserError, match=r"h0.safetensors is of client 'h1', not 'h0': save the models again"):
+        run.models["h0"]
     federated(clients=FEW).models["h0"].save(folder / "models" / "h0.safetensors")
     with pytest.raises(UserError, match=r"h0.safetensors is no model of this run: save the models again"):
         run.models["h0"]
@@ -342,6 +346,22 @@ def test_other_damaged_files(folder):
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(UserError, match="holds no intact checkpoint, so no model: continue the run with --resume"):
         open_run(folder, model=Net)
+
+
+def test_pipes_in_place_of_files_are_not_waited_for(folder):
+    kept = sorted(path for path in (folder / "checkpoints").iterdir() if path.is_file())
+    for path in (*kept, *(folder / name for name in ("federation.json", "start.safetensors", "config.toml"))):
+        sound = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        try:
+            opened = open_run(folder, model=Net)  # as of an older checkpoint, or not at all
+            assert path.parent != folder and opened.last_round in (1, 2)
+        except UserError as error:
+            assert "\n" not in str(error)
+        path.unlink()
+        path.write_bytes(sound)
+    assert open_run(folder, model=Net).last_round == 2
 
 
 def test_an_unfinished_run_says_how_far_it_came(tmp_path):

@@ -48,6 +48,7 @@ class FedProto(Algorithm):
     private = ("model",)
     needs_classes = True
     claims = (("rows", "rows"),)
+    holds = "class means of all clients' features: of a class with one row, that row's features"
 
     @property
     def ignores(self):

@@ -48,6 +48,7 @@ class PFedVMP(Algorithm):
     private = ("head",)
     needs_classes = True
     claims = (("precision", "spd"), ("count", "rows"))
+    holds = "class means of all clients' features: of a class with one row, that row's features"
 
     @property
     def unbounded(self):

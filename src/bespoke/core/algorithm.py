@@ -64,7 +64,7 @@ class Algorithm:
     private: ClassVar[tuple[str, ...]] = ()
     # Whether targets must be class numbers: such a method is refused for other objectives.
     needs_classes: ClassVar[bool] = False
-    # What of the client's own rows its personal model holds, in words: said when that is saved.
+    # What of clients' rows, beside weights, its personal model holds, in words: said when that is saved.
     holds: ClassVar[str] = ""
     # What the numbers of an upload's top-level name must be, for a server that cannot trust its clients: "spd" (packed
     # triangles of positive semi-definite matrices), "rows" (from 0 to the client's rows), "share" (from 0 to 1) or

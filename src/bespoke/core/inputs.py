@@ -16,7 +16,7 @@ MISSING = frozenset({"", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null"})  # 
 DTYPES = ("float32", "float64", "uint8", "int64")
 
 _LARGEST = float(np.finfo(np.float32).max)
-_MOST_NUMBERS, _MOST_AXES = 10**9, 32  # of one example
+_MOST_NUMBERS, _MOST_AXES = 2**24, 32  # of one example: a file's word must not fill the memory
 _CURE = "fill it in, or remove the row"
 _DAMAGED = "a contract of inputs is damaged: get the file again"
 
@@ -133,9 +133,11 @@ class InputContract:
             raise UserError(_DAMAGED) from None
         texts = (dtype, label, *classes, *(text for name, words in columns for text in (name, *words)))
         whole = 0 < len(shape) <= _MOST_AXES and all(type(side) is int and side > 0 for side in shape)
-        sound = whole and math.prod(shape) <= _MOST_NUMBERS and dtype in DTYPES and isinstance(resized, bool)
-        if not sound or not all(isinstance(text, str) for text in texts):
+        sound = whole and isinstance(resized, bool) and all(isinstance(text, str) for text in texts)
+        if not sound or dtype not in DTYPES:
             raise UserError(_DAMAGED)
+        if math.prod(shape) > _MOST_NUMBERS:
+            raise UserError(f"a contract of inputs has more than {_MOST_NUMBERS:,} numbers per example: get it again")
         return InputContract(shape, dtype, tuple(Column(*column) for column in columns), classes, label, resized)
 
     def _checked(self, x: Any) -> np.ndarray:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import inspect
 import random
+import re
 from collections.abc import Callable, Container, Iterator
 
 import numpy as np
@@ -135,6 +136,11 @@ class Task:
         finally:
             np.random.set_state(numpys)
             random.setstate(pythons)
+
+    @property
+    def structure(self) -> str:
+        """The module's layers and their settings as torch prints them, without addresses in memory."""
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self._module))
 
     @property
     def head_name(self) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, cast
@@ -198,6 +199,22 @@ def _named(step: Step) -> str:
     code = getattr(step, "__code__", None)
     content = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:8] if code else ""
     return f"{step.__module__}.{getattr(step, '__qualname__', type(step).__qualname__)} {content}"
+
+
+def fingerprint(steps: Sequence[Step]) -> str:
+    """Return a hash of steps: of their settings, or of their code and its numbers, wherever it is defined.
+
+    It begins with the kind of Python, whose versions compile code differently.
+    """
+    digest = hashlib.sha256()
+    for step in steps:
+        code = None if is_dataclass(step) else getattr(step, "__code__", None)
+        told = repr(step) if is_dataclass(step) else type(step).__qualname__
+        if code is not None:
+            values = [value for value in code.co_consts if isinstance(value, int | float | complex)]
+            told = f"{code.co_code.hex()} {code.co_names} {values}"
+        digest.update(f"{told}\n".encode())
+    return f"{sys.implementation.cache_tag}:{digest.hexdigest()[:16]}"
 
 
 def as_transform(given: Step | Sequence[Step] | None, x: np.ndarray, last: Transform | None = None) -> Transform | None:

@@ -26,7 +26,7 @@ from bespoke.clients import states
 from bespoke.core import tree
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError, reason
-from bespoke.files import write_atomic
+from bespoke.files import check_regular, write_atomic
 from bespoke.records import COLUMNS, RESUME, Sound, is_count, is_list_of, is_table_of, is_text
 from bespoke.runs.bounds import Sizes
 
@@ -125,6 +125,7 @@ def _files(manifest: dict[str, Any]) -> list[str]:
 
 def _manifest(path: Path) -> dict[str, Any]:
     """Read a manifest and require that every entry is what :func:`save` writes."""
+    check_regular(path)
     manifest = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(manifest, dict) or manifest.pop("manifest", "") != _digest(_canonical(manifest)):
         raise ValueError("the manifest's checksum does not match")
@@ -212,6 +213,8 @@ def _load(
     manifest = _manifest(path)
     if experiment_hash not in (None, manifest["experiment"]):
         raise OtherExperimentError(f"it belongs to another experiment, {manifest['experiment']}")
+    for name in _files(manifest):
+        check_regular(path.with_name(name))
     content = path.with_suffix(".safetensors").read_bytes()
     if manifest["tensors"] != _digest(content):
         raise ValueError("the tensors' checksum does not match")

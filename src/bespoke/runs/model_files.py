@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from bespoke.core.tree import Tree
 from bespoke.data.images.views import compose
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import sixteen_levels_to_unit
-from bespoke.data.transforms import TRANSFORMS, Step, Steps, parsed, step_of, text_of
+from bespoke.data.transforms import TRANSFORMS, Step, Steps, fingerprint, parsed, step_of, text_of
 from bespoke.errors import UserError, reason, shown
-from bespoke.files import write_atomic
+from bespoke.files import check_regular, write_atomic
 from bespoke.models import MODELS, ModelSettings, build_module
 from bespoke.models.start import CONSTANTS, INPUTS
 from bespoke.registry import Registry, import_object, is_path
@@ -44,8 +45,10 @@ from bespoke.runs.experiment import Experiment, name_of, read_algorithm, read_fi
 FORMAT = 1
 _ENTRY, _SUM = "bespoke", "sha256"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
+_MOST_STRUCTURE = 2**16  # characters of the text of a model's layers
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
 _SEEN = ("degrade", "augment", "jitter_order", "noise_at")  # settings of [data] that change how an image looks
+_KINDS = {"BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"}  # of tensors in a file
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 Card = dict[str, Any]
@@ -105,7 +108,11 @@ def transform_origin(pool: FederatedData, data: DataSettings) -> Origin:
     last = _scaling_origin(pool.transform.last, pool, data)
     texts = list(data.transform) or [text_of(step) or path_of(step) for step in pool.transform.steps]
     how = {"name": _STEPS} if all(texts) and "object" not in last else {"object": repr(pool.transform)[:200]}
-    return how if "object" in last else how | {"settings": {"steps": texts, "last": last}}
+    return (
+        how
+        if "object" in last
+        else how | {"settings": {"steps": texts, "last": last, "code": fingerprint(pool.transform.steps)}}
+    )
 
 
 def _scaling_origin(transform: Transform | None, pool: FederatedData, data: DataSettings) -> Origin:
@@ -127,6 +134,7 @@ def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
         "method": method_origin(experiment),
         "objective": objective_origin(experiment, task.objective),
         "transform": transform_origin(pool, experiment.data),
+        "structure": _structure(task),
         "head": task.head_name,
         "outputs": task.num_outputs,
         "dtype": str(task.dtype).removeprefix("torch."),
@@ -134,6 +142,12 @@ def card_of(experiment: Experiment, task: Task, pool: FederatedData) -> Card:
         "inputs": dataclasses.asdict(pool.inputs),
         "holds": experiment.method.holds,
     }
+
+
+def _structure(task: Task) -> str:
+    """Return the text of a model's layers, or a hash of a long one."""
+    text = task.structure
+    return text if len(text) <= _MOST_STRUCTURE else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -184,6 +198,7 @@ def _checksum(told: str, flat: Mapping[str, Tensor]) -> str:
 def is_model(path: Path) -> bool:
     """Return whether a file says that it is a personal model."""
     try:
+        check_regular(path)
         with safetensors.safe_open(path, "pt") as file:
             return _ENTRY in (file.metadata() or {})
     except (OSError, safetensors.SafetensorError):
@@ -197,12 +212,16 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
     """Return what a file says of its model, the personal tree, the model's constants and those of the transform."""
     what = "personal model: give a file that model.save has written" if entry == _ENTRY else "beginning of a run"
     try:
+        check_regular(path)
         with safetensors.safe_open(path, "pt") as file:
             said = file.metadata() or {}
             told = said.get(entry)
             if told is None:
                 raise UserError(f"{path} is no {what}")
             card = _card(told, f"{path}")
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                if (kind := file.get_slice(name).get_dtype()) not in _KINDS:
+                    raise UserError(f"{path} is damaged: its tensor {name!r} cannot be of the type {kind}")
             held = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a sound .safetensors file: {reason(error)}; copy it again") from None
@@ -250,6 +269,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "method": _is_origin,
     "objective": _is_origin,
     "transform": _is_origin,
+    "structure": lambda value: isinstance(value, str),
     "head": lambda value: isinstance(value, str),
     "outputs": lambda value: type(value) is int and 0 < value < 2**31,
     "dtype": lambda value: value in ("float32", "float64"),
@@ -259,6 +279,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "holds": lambda value: isinstance(value, str),
     "about": lambda value: isinstance(value, dict),
 }
+_LATER = ("structure",)  # keys that files of earlier versions do not have
 
 
 def _card(told: str, where: str) -> Card:
@@ -277,9 +298,9 @@ def _card(told: str, where: str) -> Card:
             "it with the version that wrote it"
         )
     for key, right in _KEYS.items():
-        if key not in card:
+        if key not in card and key not in _LATER:
             raise UserError(f"{where} is damaged: its description has no {key!r}")
-        if not right(card[key]):
+        if key in card and not right(card[key]):
             raise UserError(f"{where} is damaged: {key!r} in its description cannot be {shown(card[key])}")
     try:
         InputContract.from_dict(card["inputs"])
@@ -361,6 +382,11 @@ def rebuilt_transform(card: Card, given: Any, trust: bool, where: str) -> Transf
         raise UserError(f"{where} is damaged: the steps of its transform cannot be {shown(told)}")
     if given is None and "object" in origin:
         raise _wanted(origin, "transform", "transform", where)
+    there, here = told.get("code", ""), fingerprint(own) if given is not None else ""
+    if not isinstance(there, str):
+        raise UserError(f"{where} is damaged: the hash of its transform cannot be {shown(there)}")
+    if here != there and here and here.partition(":")[0] == there.partition(":")[0]:
+        raise UserError(f"{where} is of another transform than this one, by its settings or code: give that one")
     steps = own if given is not None else tuple(_step(text, trust, where) for text in told["steps"])
     return Steps(steps, _scaling(told["last"], trust, where))
 
@@ -421,7 +447,18 @@ def rebuilt_task(
             parameter.requires_grad_(name in parameters)
         return module
 
-    return Task(build, card["head"], card["outputs"], "cpu", dtype, "fp32", objective)
+    task = Task(build, card["head"], card["outputs"], "cpu", dtype, "fp32", objective)
+    if given is not None or card["model"].get("name") not in MODELS.shipped:
+        _check_structure(card.get("structure", ""), _structure(task), where)
+    return task
+
+
+def _check_structure(there: str, here: str, where: str) -> None:
+    """Refuse a model whose layers are not those that a file tells of; files of earlier versions tell nothing."""
+    if there and there != here:
+        lines = zip_longest(there.splitlines(), here.splitlines(), fillvalue="nothing")
+        old, new = next(((a.strip(), b.strip()) for a, b in lines if a != b), (there, here))
+        raise UserError(f"{where} is of another model than this one: {shown(old)} there is {shown(new)} here")
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from bespoke.core.data import FederatedData, Rows, Transform
 from bespoke.core.inputs import InputContract
 from bespoke.core.objective import Objective
 from bespoke.data.transforms import Step
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
 from bespoke.records import FEDERATION, START, RunFolder
 from bespoke.runs import beginnings, identity, model_files, newcomers
 from bespoke.runs.api import pick_device
@@ -69,7 +69,12 @@ class SavedModels(Mapping[str, PersonalModel]):
             raise UserError(f"{known} in {self._run.folder.path / 'models'}: there are {', '.join(self._files)}")
         if states.owner(path) != self._run.experiment.hash():
             raise UserError(f"{path} is no model of this run: save the models again")
-        return load_model(path, device=str(self._run.federation.task.device), **self._run.parts)
+        found = load_model(path, device=str(self._run.federation.task.device), **self._run.parts)
+        if found.about.get("client") != name:
+            raise UserError(
+                f"{path} is of client {shown(found.about.get('client'))}, not {name!r}: save the models again"
+            )
+        return found
 
     def __contains__(self, name: object) -> bool:
         return name in self._files

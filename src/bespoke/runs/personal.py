@@ -232,7 +232,7 @@ def load_model(
 
     A model, method, objective or transform of somebody's own is imported from the path that the file names only with
     ``trust_code=True``; those that no file can name are given again, as ``model``, ``algorithm`` and so on. A model
-    that is given must have the names and shapes of the saved one.
+    that is given must have the names, shapes and layers of the saved one.
     """
     where = str(path)
     card, personal, constants, extra = model_files.read(path)
