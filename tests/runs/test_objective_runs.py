@@ -164,7 +164,7 @@ SPOILED = [(x, np.where(np.arange(len(y)) == 3, np.nan, y)) for x, y in clients(
         ({"objective": "classification"}, "y of client '0' holds float64 values.*or an objective without classes"),
         ({"data": SPOILED}, "client '0' has NaN, infinity or a number beyond float32 in y"),
         ({"data": [*clients(), clients(2)[0]]}, r"targets of client '3' have shape \(2,\), those of client '0' \(\)"),
-        ({"data": [(clients()[0][0], ["a"] * 20)]}, "y of client '0' holds <U1 values: give numbers"),
+        ({"data": [(clients()[0][0], ["a"] * 20)]}, "y of client '0' holds <U1 values: give real numbers"),
         ({"data": [(clients()[0][0], np.zeros((20, 2, 2)))]}, r"y of client '0' has shape \(20, 2, 2\)"),
         ({"model": linear(2)}, r"outputs of shape \(4, 2\) for 4 examples, but the objective 'regression' needs 1"),
         ({"algorithm": "fedlda"}, "fedlda needs classes"),

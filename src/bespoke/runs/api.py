@@ -165,18 +165,18 @@ def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> 
         task.check(x, targets)
 
     if task.device.type == "cuda":
-        _rehearsed(check, task)
+        common, own = torch.cuda.current_stream(task.device), torch.cuda.Stream(task.device)
+        own.wait_stream(common)
+        with torch.cuda.stream(own):  # what another thread launches on the common one is no rehearsal
+            _rehearsed(check, task)
+        common.wait_stream(own)
     check()
 
 
 def _rehearsed(check: Callable[[], None], task: Task) -> None:
     """Compile the kernels of a model's check; a module that changes its buffers is still for the check to find."""
     before = {name: value.clone() for name, value in task.constants().items()}
-    common, own = torch.cuda.current_stream(task.device), torch.cuda.Stream(task.device)
-    own.wait_stream(common)
-    with torch.cuda.stream(own):  # what another thread launches on the common one is no rehearsal
-        rehearse(check)
-    common.wait_stream(own)
+    rehearse(check)
     for name, value in task.constants().items():
         value.copy_(before[name])
 
