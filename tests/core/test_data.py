@@ -11,7 +11,7 @@ from torch.func import vmap
 from bespoke.core import rng
 from bespoke.core.data import FederatedData, Rows
 from bespoke.engine.lanes import blocks
-from bespoke.engine.rows import ClientRows, by_eights
+from bespoke.engine.rows import ClientRows
 
 KEY = rng.key(0)
 
@@ -156,10 +156,3 @@ def test_a_pool_moves_as_a_whole():
     assert (moved.num_clients, moved.names, moved.train.sizes) == (1, ("a", "b"), (1, 1))
     bytes_pool = FederatedData(torch.ones(2, 3, dtype=torch.uint8), pool.y, rows, rows, rows, 2, 2, ("a", "b"))
     assert bytes_pool.to("cpu", torch.float64).x.dtype == torch.uint8  # kept small until it is gathered
-
-
-def test_bytes_fetched_by_eights_are_the_same_rows_also_for_many_clients():
-    x = torch.arange(6 * 16, dtype=torch.int64).remainder(251).to(torch.uint8).reshape(6, 4, 4)
-    rows = torch.tensor([[5, 0, 0], [2, 3, 5]])
-    assert torch.equal(by_eights(x, rows[1]), x[rows[1]])
-    assert torch.equal(torch.func.vmap(lambda own: by_eights(x, own))(rows), x[rows])

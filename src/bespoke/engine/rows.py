@@ -1,6 +1,5 @@
 """One client's rows of a pool: how its examples and labels are read."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,23 +24,12 @@ def fetch(
     train: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the examples (B, ...) and labels (B,) at ``rows`` (B,) of a pool, as a model takes them."""
-    examples = _floating_as(_taken(x, rows), dtype)
+    examples = _floating_as(x[rows], dtype)
     if transform is not None:
         examples = transform(key, examples, extra, train)
     elif x.dtype == torch.uint8:  # the division converts to torch's default type
         examples = (examples if dtype == torch.get_default_dtype() else examples.to(dtype)) / 127.5 - 1.0
     return _floating_as(examples, dtype), y[rows]
-
-
-def _taken(x: Tensor, rows: Tensor) -> Tensor:
-    """Return x (N, ...) at ``rows`` (B,)."""
-    whole = x.is_contiguous() and x.storage_offset() % 8 == 0 and math.prod(x.shape[1:]) % 8 == 0
-    return by_eights(x, rows) if x.is_cuda and x.dtype == torch.uint8 and whole else x[rows]
-
-
-def by_eights(x: Tensor, rows: Tensor) -> Tensor:
-    """Return bytes x (N, ...) at ``rows`` (B,), eight at once: an index on CUDA takes its time by their number."""
-    return x.flatten(1).view(torch.int64)[rows].view(torch.uint8).reshape(*rows.shape, *x.shape[1:])
 
 
 def _floating_as(x: Tensor, dtype: torch.dtype) -> Tensor:
