@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import final
 
@@ -119,6 +120,21 @@ def test_a_process_that_never_begins_is_not_waited_for(monkeypatch):
     with pytest.raises(UserError, match="ended before it began"):
         processes.together(2, lambda: pytest.fail("begun alone"))
     assert os.getpid() == parent
+
+
+def test_a_process_that_ends_before_all_have_met_is_not_waited_for_for_long(monkeypatch):
+    meet = processes._meet
+
+    def killed(place, turn, number):
+        if turn:
+            os.kill(os.getpid(), signal.SIGKILL)
+        meet(place, turn, number)
+
+    monkeypatch.setattr(processes, "_meet", killed)
+    monkeypatch.setattr(processes, "_MEETING", timedelta(seconds=1))
+    with pytest.raises(UserError, match="ended before it began"):
+        processes.together(2, lambda: pytest.fail("begun alone"))
+    assert processes.world() == 1
 
 
 def test_where_ends_of_processes_are_not_waited_for_all_is_tidied_up():

@@ -107,6 +107,8 @@ T = TypeVar("T")
 _PLACES, _SIGNALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _LONGEST = timedelta(days=365)  # that one process may wait for a slower one
+_GONE = "a process of this run ended before it began: is there enough memory?"
+_MEETING = timedelta(seconds=60)  # in which all have to meet: one that is gone by then never comes
 
 
 class _Fork(NamedTuple):
@@ -155,7 +157,7 @@ def _start(number: int, work: Callable[[], Any], others: list[_Fork], kept: cont
         for turn in range(1, number):
             _fork(place, turn, number, work, others)
         if not all(os.read(other.said, 1) for other in others):  # meeting them would wait for one that is gone
-            raise PeerLostError("a process of this run ended before it began: is there enough memory?")
+            raise PeerLostError(_GONE)
         _meet(place, 0, number)
     except OSError as error:
         raise UserError(
@@ -169,7 +171,10 @@ def _meet(place: Path, turn: int, number: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         store = dist.FileStore(str(place), number)
-        dist.init_process_group("gloo", store=store, rank=turn, world_size=number, timeout=_LONGEST)
+        dist.init_process_group("gloo", store=store, rank=turn, world_size=number, timeout=_MEETING)
+        dist.distributed_c10d._set_pg_timeout(_LONGEST)
+    except RuntimeError as error:
+        raise PeerLostError(_GONE) from error
     finally:
         os.environ.pop("GLOO_SOCKET_IFNAME")
         if before is not None:
