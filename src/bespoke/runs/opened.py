@@ -23,8 +23,9 @@ from bespoke.runs.evaluating import last_checkpoint, trained_folder, unverified
 from bespoke.runs.execution import label_of
 from bespoke.runs.experiment import Experiment, from_tables, read_fields
 from bespoke.runs.federation import Federation
+from bespoke.runs.folder import is_temporary
 from bespoke.runs.personal import PersonalModel, check_fit, load_model
-from bespoke.runs.results import Run, file_names
+from bespoke.runs.results import Run, file_names, no_model
 
 _SAVE = "run.save_models() in Python where the run was made, or bespoke run ... --resume --save-models"
 
@@ -65,8 +66,7 @@ class SavedModels(Mapping[str, PersonalModel]):
     def __getitem__(self, name: str) -> PersonalModel:
         path = self._files.get(name)
         if path is None:
-            known = f"client {name!r} has no saved model" if name in self._run.pool.names else f"no client is {name!r}"
-            raise UserError(f"{known} in {self._run.folder.path / 'models'}: there are {', '.join(self._files)}")
+            raise no_model(name, self._files, f" in {self._run.folder.path / 'models'}")
         if states.owner(path) != self._run.experiment.hash():
             raise UserError(f"{path} is no model of this run: save the models again")
         found = load_model(path, device=str(self._run.federation.task.device), **self._run.parts)
@@ -103,6 +103,11 @@ def open_run(
     A model, method, objective or transform of somebody's own is imported only with ``trust_code=True``, or given again,
     as for :func:`load_model`.
     """
+    if is_temporary(Path(folder)):
+        raise UserError(
+            f"{Path(folder)} is of a run that was given no folder, and lasts as long as the run: use the run itself, "
+            "which has models and personalize, or run with out=... and open that folder"
+        )
     run = trained_folder(folder)
     start, where = beginnings.read(run), str(run.path / START)
     method = model_files.rebuilt_method(start.card, algorithm, trust_code, where)

@@ -181,8 +181,8 @@ class PersonalModel:
     def module(self) -> nn.Module:
         """Return a plain torch module of the model's headline outputs (B, O), with the scaling of its inputs inside.
 
-        It is a graph of torch's own operations on the CPU with its weights, and needs nothing of bespoke; ``torch.save``
-        writes it whole.
+        It is a graph of torch's own operations on the CPU with its weights, and needs nothing of bespoke;
+        ``torch.save`` writes it whole.
         """
         return exporting.as_module(self._exported(), self.contract.shape)
 
