@@ -221,7 +221,7 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
             card = _card(told, f"{path}")
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 if (kind := file.get_slice(name).get_dtype()) not in _KINDS:
-                    raise UserError(f"{path} is damaged: its tensor {name!r} cannot be of the type {kind}")
+                    raise UserError(f"{path} is damaged: its tensor {shown(name)} cannot be of the type {kind}")
             held = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a sound .safetensors file: {reason(error)}; copy it again") from None
@@ -230,15 +230,15 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
     if _SUM in said and said[_SUM] != _checksum(told, held):
         raise UserError(f"{path} is damaged: its checksum does not match; copy it again")
     for name, leaf in held.items():
-        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
-            raise UserError(f"{path}: {name!r} holds NaN or infinity: the file is damaged, or its training failed")
+        if not torch.isfinite(leaf).all():
+            raise UserError(f"{path}: {shown(name)} holds NaN or infinity: the file is damaged, or its training failed")
     parts: dict[str, dict[str, Tensor]] = {CONSTANTS: {}, INPUTS: {}, "": {}}
     for name, leaf in held.items():
         prefix = next(prefix for prefix in parts if name.startswith(prefix))
         parts[prefix][name.removeprefix(prefix)] = leaf
     for name in {*card["tensors"]} ^ parts[""].keys():
         said = "has no tensor" if name in card["tensors"] else "does not tell of its tensor"
-        raise UserError(f"{path} is damaged: it {said} {name!r}")
+        raise UserError(f"{path} is damaged: it {said} {shown(name)}")
     for name, leaf in parts[""].items():
         wanted = card["parameters"].get(name.rpartition("/")[2])
         if wanted is not None and list(leaf.shape) != wanted:
@@ -282,12 +282,16 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
 _LATER = ("structure",)  # keys that files of earlier versions do not have
 
 
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
+
+
 def _card(told: str, where: str) -> Card:
     """Return what a file says, after a look at its form."""
     if len(told) > _MOST_TEXT:
         raise UserError(f"{where} is damaged: its description has more than {_MOST_TEXT:,} bytes")
     try:
-        card = json.loads(told)
+        card = json.loads(told, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is damaged: its description is not JSON ({reason(error)})") from None
     if not isinstance(card, dict) or "format" not in card:
