@@ -252,6 +252,10 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
 
 
+def _is_numbers(value: Any, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length and all(type(each) is float for each in value)
+
+
 def is_texts(value: Any) -> bool:
     """Return whether a value read from JSON is a list of texts."""
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
@@ -278,8 +282,9 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "inputs": lambda value: isinstance(value, dict),  # read as a contract at once
     "holds": lambda value: isinstance(value, str),
     "about": lambda value: isinstance(value, dict),
+    "probe": lambda value: isinstance(value, list) and all(_is_numbers(row, len(value[0])) for row in value),
 }
-_LATER = ("structure",)  # keys that files of earlier versions do not have
+_LATER = ("structure", "probe")  # keys that files of earlier versions do not have
 
 
 def _no_number(word: str) -> None:

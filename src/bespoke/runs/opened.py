@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bespoke.clients import SequentialClients, states
+from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows, Transform
 from bespoke.core.inputs import InputContract
@@ -118,13 +119,13 @@ def open_run(
     goal = model_files.rebuilt_objective(start.card, objective, trust_code, where)
     numbers = sum(leaf.numel() for leaf in (*start.params.values(), *start.constants.values()))
     task = model_files.rebuilt_task(start.card, start.constants, numbers, goal, model, trust_code, where)
-    place = pick_device(device)
-    task = task if task.device == place else task.on(place)
     change = model_files.rebuilt_transform(start.card, transform, trust_code, where)
-    params = {name: leaf.to(task.device, task.dtype) for name, leaf in start.params.items()}
+    params = {name: leaf.to(task.dtype) for name, leaf in start.params.items()}
     pool = _pool(run, start, change)
     if not start.own:
         check_fit(PersonalModel(Algorithm(), task, params, pool.inputs, start.card, change, start.extra), where)
+    place = pick_device(device)
+    task, params = task if task.device == place else task.on(place), tree.to(params, place)
     training, seed = experiment.training, experiment.seed
     clients = SequentialClients(experiment.method, task, params, pool, training, seed)
     federation = replace(Federation.simulated(clients, seed, experiment.evaluation), inside=None)
