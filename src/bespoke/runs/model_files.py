@@ -252,8 +252,10 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
 
 
-def _is_numbers(value: Any, length: int) -> bool:
-    return isinstance(value, list) and len(value) == length and all(type(each) is float for each in value)
+def _is_rows(value: Any) -> bool:
+    """Return whether a value read from JSON is a list of equally long lists of numbers with a point."""
+    rows = isinstance(value, list) and all(isinstance(row, list) for row in value)
+    return rows and len({len(row) for row in value}) < 2 and all(type(each) is float for row in value for each in row)
 
 
 def is_texts(value: Any) -> bool:
@@ -282,7 +284,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "inputs": lambda value: isinstance(value, dict),  # read as a contract at once
     "holds": lambda value: isinstance(value, str),
     "about": lambda value: isinstance(value, dict),
-    "probe": lambda value: isinstance(value, list) and all(_is_numbers(row, len(value[0])) for row in value),
+    "probe": _is_rows,
 }
 _LATER = ("structure", "probe")  # keys that files of earlier versions do not have
 
