@@ -204,7 +204,13 @@ def test_mistakes_of_predict_in_one_sentence(home):
     for name in ("pipe", "dates.csv", "hospitals"):
         why = f"-o {name} would overwrite a file that holds no predictions"
         assert why in refused("predict", "b.safetensors", "--data", "new.csv", "-o", name)
-    assert "new.csv is there and is no model" in refused("personalize", "run", "--data", "new.csv", "-o", "new.csv")
+    for out, why in [
+        ("new.csv", "new.csv is there and is no model"),
+        ("no/a.safetensors", "cannot write no/a.safetensors: there is no folder no; make it"),
+        ("b.safetensors", "-o b.safetensors would overwrite the model of client 'new': choose another file"),
+    ]:
+        assert why in refused("personalize", "run", "--data", "test.csv", "-o", out)
+    ok("personalize", "run", "--data", "new.csv", "-o", "b.safetensors")  # over its own
 
 
 def test_an_unfinished_run_says_so(home, tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError, shown, visible
 
 if TYPE_CHECKING:
     from bespoke.core.inputs import InputContract
@@ -44,11 +44,14 @@ def personalize(
     import torch
 
     from bespoke.report.units import written
-    from bespoke.runs import progress
+    from bespoke.runs import model_files, progress
     from bespoke.runs.opened import open_run
 
     torch.set_num_threads(threads)
     name = name or data.stem
+    model_files.check_target(out)  # before an adaptation, which may be long
+    if out.exists() and (owner := model_files.read(out)[0]["about"].get("client")) != name:
+        raise UserError(f"-o {out} would overwrite the model of client {shown(owner)}: choose another file")
     opened = open_run(run, trust_code=trust_code, device=device)
     for note in opened.notes:
         print(visible(f"note: {note}"), file=sys.stderr)

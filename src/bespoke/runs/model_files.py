@@ -170,8 +170,7 @@ def write(
     """
     path, order = Path(path), list(tree.flatten(personal))  # the first view is the headline; files have no order
     told = json.dumps({"format": FORMAT, **card, "tensors": order}, allow_nan=False)
-    if os.path.lexists(path) and (path.is_symlink() or not is_model(path)):
-        raise UserError(f"{path} is there and is no model: choose another name, or move it away")
+    check_target(path)
     if taken := {CONSTANTS[:-1], INPUTS[:-1]} & personal.keys():
         raise UserError(
             f"the method's personal model has a part named {min(taken)!r}, which model files use: rename it"
@@ -193,6 +192,14 @@ def _checksum(told: str, flat: Mapping[str, Tensor]) -> str:
     for name, leaf in sorted(flat.items()):
         digest.update(name.encode() + leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def check_target(path: Path) -> None:
+    """Refuse a place for a model's file that holds something else, or has no folder."""
+    if os.path.lexists(path) and (path.is_symlink() or not is_model(path)):
+        raise UserError(f"{path} is there and is no model: choose another name, or move it away")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it")
 
 
 def is_model(path: Path) -> bool:

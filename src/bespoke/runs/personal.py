@@ -170,9 +170,9 @@ class PersonalModel:
         It holds weights, the contract of the inputs, names of classes, the method, and where all comes from. Of
         methods whose predictions need more than weights it says on stderr what else it holds.
         """
+        self.write(path)
         if self.card["holds"]:
             print(f"note: {path} holds {self.card['holds']}", file=sys.stderr)
-        self.write(path)
 
     def write(self, path: str | Path) -> None:
         """Write the file of :meth:`save`, without a word."""
