@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -86,7 +87,8 @@ def test_a_model_for_a_new_client_and_its_predictions(home):
     assert done.out == "9 predictions in predictions.csv\n"
     with open("predictions.csv", newline="") as file:
         found = list(csv.DictReader(file))
-    assert list(found[0]) == ["prediction", "p_ill", "p_well"]
+    assert list(found[0]) == ["row", "prediction", "p_ill", "p_well"]
+    assert [row["row"] for row in found] == [str(i) for i in range(9)]
     assert [row["prediction"] for row in found] == model.contract.named(model.predict(other))
     assert np.array_equal(
         np.array([[row["p_ill"], row["p_well"]] for row in found], np.float32), model.predict_proba(other).numpy()
@@ -122,7 +124,16 @@ def test_pictures_are_data_too(tmp_path, monkeypatch):
     ok("personalize", "run", "--data", "new", "-o", "new.safetensors")
     assert bespoke.load_model("new.safetensors").about["rows"] == 8
     ok("predict", "new.safetensors", "--data", "new/well", "-o", "p.csv")
-    assert len((tmp_path / "p.csv").read_text().splitlines()) == 5
+    with open("p.csv", newline="") as file:
+        assert [row["picture"] for row in csv.DictReader(file)] == [f"{i}.png" for i in range(4)]
+    for _ in range(2):  # the second time over its own file
+        ok("predict", "new.safetensors", "--data", "new", "-o", "p.csv")
+    with open("p.csv", newline="") as file:
+        found = {row["picture"]: row["prediction"] for row in csv.DictReader(file)}
+    paths = sorted(path for path in (tmp_path / "new").rglob("*.png"))
+    model = bespoke.load_model("new.safetensors")
+    named = model.contract.named(model.predict(bespoke.data.read_rows("new", model.contract)[0]))
+    assert found == dict(zip((path.relative_to(tmp_path / "new").as_posix() for path in paths), named, strict=True))
 
 
 def test_numbers_have_no_probabilities(tmp_path):
@@ -139,7 +150,7 @@ def test_numbers_have_no_probabilities(tmp_path):
     next(iter(done.models.values())).save(tmp_path / "b.safetensors")
     np.savez(tmp_path / "x.npz", x=done.pool.x[:3].numpy())
     ok("predict", tmp_path / "b.safetensors", "--data", tmp_path / "x.npz", "-o", tmp_path / "p.csv")
-    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "prediction"
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "row,prediction"
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
@@ -188,7 +199,18 @@ def test_mistakes_of_predict_in_one_sentence(home):
     assert (home / "new.csv").read_bytes() == before and not (home / "p.csv").exists()
     for _ in range(2):  # the second time over its own file
         ok("predict", "b.safetensors", "--data", "new.csv", "-o", "p.csv")
-    assert "new.csv is there and is no model" in refused("personalize", "run", "--data", "new.csv", "-o", "new.csv")
+    os.mkfifo(home / "pipe")
+    table(home / "dates.csv", ["1,2"], "row,prediction_date")
+    for name in ("pipe", "dates.csv", "hospitals"):
+        why = f"-o {name} would overwrite a file that holds no predictions"
+        assert why in refused("predict", "b.safetensors", "--data", "new.csv", "-o", name)
+    for out, why in [
+        ("new.csv", "new.csv is there and is no model"),
+        ("no/a.safetensors", "cannot write no/a.safetensors: there is no folder no; make it"),
+        ("b.safetensors", "-o b.safetensors would overwrite the model of client 'new': choose another file"),
+    ]:
+        assert why in refused("personalize", "run", "--data", "test.csv", "-o", out)
+    ok("personalize", "run", "--data", "new.csv", "-o", "b.safetensors")  # over its own
 
 
 def test_an_unfinished_run_says_so(home, tmp_path):

@@ -116,6 +116,12 @@ def test_new_pictures_with_and_without_classes(root, tmp_path):
     draw(tmp_path / "new" / "ill" / "1.png", 5)
     with pytest.raises(UserError, match="holds pictures beside folders"):
         read_rows(tmp_path / "new", contract)
+    (root / "b" / "well" / "1.tif").touch()
+    for path in (root / "b" / "well").glob("*.png"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"well holds no picture \(.png or .jpg\): add some, or remove the folder"):
+        read_rows(root / "b", contract)
+    draw(root / "b" / "well" / "0.png", 5)
     draw(root / "b" / "odd" / "1.png", 5)
     with pytest.raises(UserError, match=r"holds 'odd' in .*1\.png, an unknown class: the model knows 'ill', 'well'"):
         read_rows(root / "b", contract)

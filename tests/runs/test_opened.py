@@ -154,8 +154,11 @@ def test_models_of_an_opened_run_are_the_saved_files(finished, folder):
     finished.save_models(folder / "models")
     assert list(run.models) == ["h0", "h1", "h2"] and "h1" in run.models and "h7" not in run.models
     assert torch.equal(run.models["h1"].logits(NEW), finished.models["h1"].logits(NEW))
-    with pytest.raises(UserError, match=r"no client is 'h7' in .*models: there are h0, h1, h2"):
+    with pytest.raises(
+        UserError, match=r"^there is no model of a client 'h7' in .*models: there are 'h0', 'h1', 'h2'$"
+    ):
         run.models["h7"]
+    assert run.models.get("h7") is None
     shutil.copy(folder / "models" / "h1.safetensors", folder / "models" / "h0.safetensors")
     with pytest.raises(UserError, match=r"h0.safetensors is of client 'h1', not 'h0': save the models again"):
         run.models["h0"]
@@ -163,7 +166,7 @@ def test_models_of_an_opened_run_are_the_saved_files(finished, folder):
     with pytest.raises(UserError, match=r"h0.safetensors is no model of this run: save the models again"):
         run.models["h0"]
     (folder / "models" / "h2.safetensors").unlink()
-    with pytest.raises(UserError, match="client 'h2' has no saved model in"):
+    with pytest.raises(UserError, match=r"there is no model of a client 'h2' in .*: there are 'h0', 'h1'$"):
         open_run(folder, model=Net).models["h2"]
 
 
@@ -337,6 +340,10 @@ def test_other_damaged_files(folder):
             open_run(folder, model=Net)
         assert "\n" not in str(error.value)
         (folder / name).write_bytes(sound[name])
+    (folder / "timing.jsonl").unlink()
+    run = open_run(folder, model=Net)
+    assert run.notes == [f"{folder / 'timing.jsonl'} is missing: how long the rounds took is not known"]
+    assert run.summary["views"] and run.summary["round_seconds"] is None
     (folder / "environment.json").unlink()
     assert open_run(folder, model=Net).last_round == 2  # the hash of the settings tells as much
     (folder / "federation.json").unlink()
@@ -372,6 +379,10 @@ def test_an_unfinished_run_says_how_far_it_came(tmp_path):
 
 
 def test_a_run_without_a_folder_serves_new_clients_too():
+    with pytest.raises(
+        UserError, match=r"^\S+ is of a run that was given no folder, and lasts as long as the run: use"
+    ):
+        open_run(federated(clients=FEW))
     run, (x, y) = federated("pfedfda", clients=FEW), (part.copy() for part in LATE)
     x.flags.writeable = y.flags.writeable = False
     model = run.personalize(x, y)

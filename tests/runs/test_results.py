@@ -104,3 +104,13 @@ def test_numbers_that_are_not_there_are_named(tmp_path):
     for call in (lambda run: run.accuracy, lambda run: run.metric()):
         with pytest.raises(UserError, match="no client was evaluated on its own test rows"):
             call(finished(tmp_path))
+
+
+def test_a_client_that_is_not_there_is_named():
+    models = bespoke.run(experiment(rounds=1), device="cpu").models
+    with pytest.raises(KeyError) as error:
+        models["zz"]
+    assert str(error.value) == "there is no model of a client 'zz': there are '0', '1', '2', '3', '4', '5'"
+    with pytest.raises(UserError, match=r"client 1 \(did you mean '1'\?\)"):
+        models[1]
+    assert "zz" not in models and models.get("zz") is None

@@ -48,7 +48,10 @@ class FedProto(Algorithm):
     private = ("model",)
     needs_classes = True
     claims = (("rows", "rows"),)
-    holds = "class means of all clients' features: of a class with one row, that row's features"
+    holds = (
+        "class means of all clients' features (of a class with one row, that row's features), and "
+        "numbers of rows by class"
+    )
 
     @property
     def ignores(self):

@@ -2,13 +2,14 @@
 
 import csv
 import io
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError, shown, visible
 
 if TYPE_CHECKING:
     from bespoke.core.inputs import InputContract
@@ -21,7 +22,8 @@ Trust = Annotated[
 ]
 Delimiter = Annotated[str, typer.Option(help="Between the columns of CSV files.")]
 Threads = Annotated[int, typer.Option(min=1, max=1024, help="CPU threads, as for run.")]
-_PREDICTION = "prediction"  # a file of predictions starts with it
+_ROW, _PICTURE, _PREDICTION = "row", "picture", "prediction"  # columns of a file of predictions
+_HEADER = re.compile(rf"({_ROW}|{_PICTURE}),{_PREDICTION}(_0)?[,\n]".encode())  # how one begins
 
 
 def personalize(
@@ -42,11 +44,14 @@ def personalize(
     import torch
 
     from bespoke.report.units import written
-    from bespoke.runs import progress
+    from bespoke.runs import model_files, progress
     from bespoke.runs.opened import open_run
 
     torch.set_num_threads(threads)
     name = name or data.stem
+    model_files.check_target(out)  # before an adaptation, which may be long
+    if out.exists() and (owner := model_files.read(out)[0]["about"].get("client")) != name:
+        raise UserError(f"-o {out} would overwrite the model of client {shown(owner)}: choose another file")
     opened = open_run(run, trust_code=trust_code, device=device)
     for note in opened.notes:
         print(visible(f"note: {note}"), file=sys.stderr)
@@ -75,10 +80,11 @@ def predict(
     device: Device = "cpu",
     threads: Threads = 1,
 ) -> None:
-    """Predict with a personal model: a row for each of the data, with class names and probabilities."""
+    """Predict with a personal model: a line for each row or picture, with class names and probabilities."""
     import torch
 
     from bespoke.data import read_rows
+    from bespoke.data.sources.own import picture_names
     from bespoke.files import write_atomic
     from bespoke.runs.personal import load_model
 
@@ -87,7 +93,8 @@ def predict(
         raise UserError(f"-o {out} would overwrite a file that holds no predictions: choose another file")
     loaded = load_model(model, trust_code=trust_code, device=device)
     x, _ = read_rows(data, loaded.contract, delimiter=delimiter)
-    columns = _columns(loaded, x)
+    names = (_PICTURE, picture_names(data)) if data.is_dir() else (_ROW, range(len(x)))
+    columns = dict([names]) | _columns(loaded, x)
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(columns)
@@ -97,8 +104,11 @@ def predict(
 
 
 def _holds_predictions(path: Path) -> bool:
+    """Return whether a file is one that :func:`predict` has written."""
+    if not path.is_file():  # a pipe may never end
+        return False
     with path.open("rb") as file:
-        return file.read(len(_PREDICTION)) == _PREDICTION.encode()
+        return _HEADER.match(file.read(100)) is not None
 
 
 def _labelled(path: Path, contract: "InputContract", delimiter: str) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from bespoke.core.data import Batch
 from bespoke.core.settings import knob
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, reason, shown
 from bespoke.registry import Registry, closest
 
 # --- losses ---------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Objective:
         for name in metrics:
             if name not in known:
                 names = ", ".join((*known, "detection_CLASS"))
-                raise UserError(f"there is no metric {name!r}{closest(name, known)}; known are {names}")
+                raise UserError(f"there is no metric {shown(name)}{closest(name, known)}; known are {names}")
         return replace(self, metrics={name: known[name] for name in metrics})
 
     def check(self, outputs: Tensor, y: Tensor) -> None:

@@ -17,7 +17,7 @@ from bespoke.core import rng
 from bespoke.core.data import Batch
 from bespoke.core.objective import CLASSIFICATION, Objective
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, reason, shown
 
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -348,7 +348,7 @@ def _check_module(module: nn.Module, head: str) -> None:
     modules = dict(module.named_modules())
     if not head or head not in modules:
         names = ", ".join(repr(n) for n, m in modules.items() if n and not list(m.children()))
-        raise UserError(f"the model has no module named {head!r} to serve as head; its layers are {names}")
+        raise UserError(f"the model has no module named {shown(head)} to serve as head; its layers are {names}")
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise UserError(f"{name} is lazy and has no size yet: call the model once on some examples first")

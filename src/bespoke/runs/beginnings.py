@@ -8,6 +8,7 @@ import os
 from typing import NamedTuple
 
 from bespoke.clients import states
+from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
@@ -16,6 +17,7 @@ from bespoke.records import RESUME, RESUME_OPTION, START, RunFolder
 from bespoke.runs import model_files
 from bespoke.runs.experiment import Experiment
 from bespoke.runs.newcomers import common_constants
+from bespoke.runs.personal import PersonalModel
 
 _ENTRY = "bespoke_start"  # of the file's metadata
 _PART = "model"  # the name of the parameters among the file's tensors
@@ -42,6 +44,9 @@ def write_once(
         return
     extra, own = common_constants(pool)
     card = model_files.card_of(experiment, task, pool) | {"about": {"own_constants": own}}
+    if not own:
+        model = PersonalModel(Algorithm(), task, params, pool.inputs, card, pool.transform, extra)
+        card |= {"probe": model.probe()}
     model_files.write(path, card, {_PART: params}, task.constants(), extra, owner, entry=_ENTRY, then=RESUME)
 
 

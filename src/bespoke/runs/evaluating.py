@@ -82,7 +82,7 @@ def trained_folder(path: str | Path) -> RunFolder:
 
 def last_checkpoint(run: RunFolder, experiment: Experiment, federation: Federation) -> tuple[Checkpoint, list[str]]:
     """Return the newest intact checkpoint of a run, and notes about it; refuse a run without one."""
-    found, notes = newest(run, federation, federation.start(), label_of(run) or experiment.hash())
+    found, notes = newest(run, federation, federation.start(), label_of(run) or experiment.hash(), timed=False)
     if found is None:
         why = f" ({notes[0]})" if notes else ""
         raise UserError(

@@ -19,7 +19,7 @@ from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import CLIENTS, FEDERATION, RESUME, RESUME_OPTION, ROUNDS, RunFolder
+from bespoke.records import CLIENTS, FEDERATION, RESUME, RESUME_OPTION, ROUNDS, TIMING, RunFolder
 from bespoke.report.summary import often_refused, trouble
 from bespoke.runs import beginnings, identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
@@ -244,10 +244,13 @@ def _stored(experiment: Experiment, folder: RunFolder, told: dict[str, Any]) -> 
     return stored
 
 
-def newest(folder: RunFolder, federation: Federation, server: Tree, label: str) -> tuple[Checkpoint | None, list[str]]:
+def newest(
+    folder: RunFolder, federation: Federation, server: Tree, label: str, *, timed: bool = True
+) -> tuple[Checkpoint | None, list[str]]:
     """Return a run's newest intact checkpoint, which fits the records, or None, and notes about it; change nothing.
 
-    ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear.
+    ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear. Where the run
+    does not go on, ``timed`` is False: its record of seconds may be missing.
     """
     task = federation.task
     found, notes = load_newest(
@@ -261,7 +264,11 @@ def newest(folder: RunFolder, federation: Federation, server: Tree, label: str) 
     if found is None:
         return None, notes
     if processes.first():
-        folder.verify(found.offsets, found.sums)
+        offsets = dict(found.offsets)
+        if not timed and not os.path.lexists(folder.path / TIMING):
+            del offsets[TIMING]
+            notes.append(f"{folder.path / TIMING} is missing: how long the rounds took is not known")
+        folder.verify(offsets, found.sums)
         _check_history(folder, found)
     if found.sums is None:
         notes.append(f"{folder.path} has no checksums of its records: only their lengths were compared")

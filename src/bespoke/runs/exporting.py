@@ -7,7 +7,7 @@ import keyword
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +62,26 @@ def exported(outputs: Callable[[Tree, Tensor], Tensor], held: Tree, examples: Te
         raise UserError(f"the {what} is no graph of torch's operations: {why}") from error
 
 
-def as_module(program: Any) -> nn.Module:
-    """Return an exported program as a module."""
-    module: torch.fx.GraphModule = program.module()
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    used = {node.target for node in module.graph.nodes if node.op == "get_attr"}
-    for name in [name for name in module.state_dict() if name not in used]:  # what only other views need
-        parent, _, leaf = name.rpartition(".")
-        delattr(module.get_submodule(parent), leaf)
-    module.delete_all_unused_submodules()
-    for name in ("train", "eval"):  # which torch replaces by functions that only raise; the graph has no such modes
-        module.__dict__.pop(name, None)
-    return module.requires_grad_(False)
+def as_module(program: Any, shape: Sequence[int]) -> nn.Module:
+    """Return an exported program of examples (B, *shape) as a module that ``torch.save`` can write."""
+    found: torch.fx.GraphModule = program.module()
+    for node in found.graph.find_nodes(op="call_module", target="_guards_fn"):  # a local function, which no file holds
+        found.graph.erase_node(node)
+    found.graph.eliminate_dead_code()
+    graph = torch.fx.Graph()
+    copied: Any = graph.graph_copy(found.graph, {})
+    graph.output(copied[0])
+    (node,) = graph.find_nodes(op="placeholder")
+    x: Any = torch.fx.Proxy(node)
+    with graph.inserting_before(node.next):
+        torch._assert(x.shape[1:] == tuple(shape), f"x has examples of the shape {tuple(shape)}")
+    for node in graph.find_nodes(op="get_attr"):  # what is no parameter loading would take for a fixed number
+        parent, _, name = str(node.target).rpartition(".")
+        place = found.get_submodule(parent)
+        value = getattr(place, name)
+        delattr(place, name)
+        place.register_parameter(name, nn.Parameter(value, requires_grad=False))
+    return torch.fx.GraphModule(found, graph, "PersonalModule")  # with what the graph uses alone
 
 
 def write_onnx(program: Any, outputs: Callable[[Tensor], Tensor], examples: Tensor, path: Path, what: str) -> None:

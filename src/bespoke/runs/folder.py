@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import weakref
@@ -23,6 +24,7 @@ _DESCRIPTIONS = (FEDERATION, START, EVALUATION, "environment.json", "summary.jso
 _RECORDS = (*COLUMNS, *_DESCRIPTIONS, CHECKPOINTS)
 _EXPORTS = [Path(name).with_suffix(".parquet").name for name in (ROUNDS, CLIENTS)]
 _WHOLE = {"config.toml", *_DESCRIPTIONS, *_EXPORTS}  # what a run writes at once, beside checkpoints
+_TEMPORARY = "bespoke-"  # how the names of temporary folders begin
 
 
 @contextlib.contextmanager
@@ -77,9 +79,15 @@ class TemporaryFolder(RunFolder):
 
 
 def _temporary_folder() -> RunFolder:
-    folder = TemporaryFolder.create(tempfile.mkdtemp(prefix="bespoke-"))
+    folder = TemporaryFolder.create(tempfile.mkdtemp(prefix=_TEMPORARY))
     weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
     return folder
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether a path looks like that of a :class:`TemporaryFolder`, whether or not it is still there."""
+    drawn = re.fullmatch(f"{_TEMPORARY}[a-z0-9_]{{8}}", path.name)
+    return drawn is not None and path.parent == Path(tempfile.gettempdir()) and not (path / START).exists()
 
 
 def _check(folder: RunFolder, resume: bool) -> None:

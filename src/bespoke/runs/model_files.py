@@ -170,8 +170,7 @@ def write(
     """
     path, order = Path(path), list(tree.flatten(personal))  # the first view is the headline; files have no order
     told = json.dumps({"format": FORMAT, **card, "tensors": order}, allow_nan=False)
-    if os.path.lexists(path) and (path.is_symlink() or not is_model(path)):
-        raise UserError(f"{path} is there and is no model: choose another name, or move it away")
+    check_target(path)
     if taken := {CONSTANTS[:-1], INPUTS[:-1]} & personal.keys():
         raise UserError(
             f"the method's personal model has a part named {min(taken)!r}, which model files use: rename it"
@@ -193,6 +192,14 @@ def _checksum(told: str, flat: Mapping[str, Tensor]) -> str:
     for name, leaf in sorted(flat.items()):
         digest.update(name.encode() + leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def check_target(path: Path) -> None:
+    """Refuse a place for a model's file that holds something else, or has no folder."""
+    if os.path.lexists(path) and (path.is_symlink() or not is_model(path)):
+        raise UserError(f"{path} is there and is no model: choose another name, or move it away")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it")
 
 
 def is_model(path: Path) -> bool:
@@ -221,7 +228,7 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
             card = _card(told, f"{path}")
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 if (kind := file.get_slice(name).get_dtype()) not in _KINDS:
-                    raise UserError(f"{path} is damaged: its tensor {name!r} cannot be of the type {kind}")
+                    raise UserError(f"{path} is damaged: its tensor {shown(name)} cannot be of the type {kind}")
             held = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a sound .safetensors file: {reason(error)}; copy it again") from None
@@ -230,15 +237,15 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
     if _SUM in said and said[_SUM] != _checksum(told, held):
         raise UserError(f"{path} is damaged: its checksum does not match; copy it again")
     for name, leaf in held.items():
-        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
-            raise UserError(f"{path}: {name!r} holds NaN or infinity: the file is damaged, or its training failed")
+        if not torch.isfinite(leaf).all():
+            raise UserError(f"{path}: {shown(name)} holds NaN or infinity: the file is damaged, or its training failed")
     parts: dict[str, dict[str, Tensor]] = {CONSTANTS: {}, INPUTS: {}, "": {}}
     for name, leaf in held.items():
         prefix = next(prefix for prefix in parts if name.startswith(prefix))
         parts[prefix][name.removeprefix(prefix)] = leaf
     for name in {*card["tensors"]} ^ parts[""].keys():
         said = "has no tensor" if name in card["tensors"] else "does not tell of its tensor"
-        raise UserError(f"{path} is damaged: it {said} {name!r}")
+        raise UserError(f"{path} is damaged: it {said} {shown(name)}")
     for name, leaf in parts[""].items():
         wanted = card["parameters"].get(name.rpartition("/")[2])
         if wanted is not None and list(leaf.shape) != wanted:
@@ -250,6 +257,12 @@ def read(path: str | Path, entry: str = _ENTRY) -> tuple[Card, Tree, Tree, Tree]
 
 def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
+
+
+def _is_rows(value: Any) -> bool:
+    """Return whether a value read from JSON is a list of equally long lists of numbers with a point."""
+    rows = isinstance(value, list) and all(isinstance(row, list) for row in value)
+    return rows and len({len(row) for row in value}) < 2 and all(type(each) is float for row in value for each in row)
 
 
 def is_texts(value: Any) -> bool:
@@ -278,8 +291,13 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "inputs": lambda value: isinstance(value, dict),  # read as a contract at once
     "holds": lambda value: isinstance(value, str),
     "about": lambda value: isinstance(value, dict),
+    "probe": _is_rows,
 }
-_LATER = ("structure",)  # keys that files of earlier versions do not have
+_LATER = ("structure", "probe")  # keys that files of earlier versions do not have
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _card(told: str, where: str) -> Card:
@@ -287,7 +305,7 @@ def _card(told: str, where: str) -> Card:
     if len(told) > _MOST_TEXT:
         raise UserError(f"{where} is damaged: its description has more than {_MOST_TEXT:,} bytes")
     try:
-        card = json.loads(told)
+        card = json.loads(told, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is damaged: its description is not JSON ({reason(error)})") from None
     if not isinstance(card, dict) or "format" not in card:

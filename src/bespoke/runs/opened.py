@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bespoke.clients import SequentialClients, states
+from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows, Transform
 from bespoke.core.inputs import InputContract
@@ -23,8 +24,9 @@ from bespoke.runs.evaluating import last_checkpoint, trained_folder, unverified
 from bespoke.runs.execution import label_of
 from bespoke.runs.experiment import Experiment, from_tables, read_fields
 from bespoke.runs.federation import Federation
+from bespoke.runs.folder import is_temporary
 from bespoke.runs.personal import PersonalModel, check_fit, load_model
-from bespoke.runs.results import Run, file_names
+from bespoke.runs.results import Run, file_names, no_model
 
 _SAVE = "run.save_models() in Python where the run was made, or bespoke run ... --resume --save-models"
 
@@ -65,8 +67,7 @@ class SavedModels(Mapping[str, PersonalModel]):
     def __getitem__(self, name: str) -> PersonalModel:
         path = self._files.get(name)
         if path is None:
-            known = f"client {name!r} has no saved model" if name in self._run.pool.names else f"no client is {name!r}"
-            raise UserError(f"{known} in {self._run.folder.path / 'models'}: there are {', '.join(self._files)}")
+            raise no_model(name, self._files, f" in {self._run.folder.path / 'models'}")
         if states.owner(path) != self._run.experiment.hash():
             raise UserError(f"{path} is no model of this run: save the models again")
         found = load_model(path, device=str(self._run.federation.task.device), **self._run.parts)
@@ -103,6 +104,11 @@ def open_run(
     A model, method, objective or transform of somebody's own is imported only with ``trust_code=True``, or given again,
     as for :func:`load_model`.
     """
+    if is_temporary(Path(folder)):
+        raise UserError(
+            f"{Path(folder)} is of a run that was given no folder, and lasts as long as the run: use the run itself, "
+            "which has models and personalize, or run with out=... and open that folder"
+        )
     run = trained_folder(folder)
     start, where = beginnings.read(run), str(run.path / START)
     method = model_files.rebuilt_method(start.card, algorithm, trust_code, where)
@@ -113,13 +119,13 @@ def open_run(
     goal = model_files.rebuilt_objective(start.card, objective, trust_code, where)
     numbers = sum(leaf.numel() for leaf in (*start.params.values(), *start.constants.values()))
     task = model_files.rebuilt_task(start.card, start.constants, numbers, goal, model, trust_code, where)
-    place = pick_device(device)
-    task = task if task.device == place else task.on(place)
     change = model_files.rebuilt_transform(start.card, transform, trust_code, where)
-    params = {name: leaf.to(task.device, task.dtype) for name, leaf in start.params.items()}
+    params = {name: leaf.to(task.dtype) for name, leaf in start.params.items()}
     pool = _pool(run, start, change)
     if not start.own:
         check_fit(PersonalModel(Algorithm(), task, params, pool.inputs, start.card, change, start.extra), where)
+    place = pick_device(device)
+    task, params = task if task.device == place else task.on(place), tree.to(params, place)
     training, seed = experiment.training, experiment.seed
     clients = SequentialClients(experiment.method, task, params, pool, training, seed)
     federation = replace(Federation.simulated(clients, seed, experiment.evaluation), inside=None)

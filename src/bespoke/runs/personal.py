@@ -26,6 +26,9 @@ from bespoke.models.text import check_tokens
 from bespoke.report.metrics import Scores
 from bespoke.runs import exporting, model_files
 
+_PROBED = 100  # outputs of a made-up example that a file tells at most
+_CLOSE = 1e-3  # between two machines, of 1 and of an output's size
+
 
 def ready(task: Task, x: Tensor, transform: Transform | None, extra: Tree, key: Tensor | None = None) -> Tensor:
     """Prepare raw examples x (B, ...) for a model: transformed, in its type, on its device."""
@@ -167,48 +170,52 @@ class PersonalModel:
         It holds weights, the contract of the inputs, names of classes, the method, and where all comes from. Of
         methods whose predictions need more than weights it says on stderr what else it holds.
         """
+        self.write(path)
         if self.card["holds"]:
             print(f"note: {path} holds {self.card['holds']}", file=sys.stderr)
-        self.write(path)
 
     def write(self, path: str | Path) -> None:
         """Write the file of :meth:`save`, without a word."""
-        extra, constants = self.extra, self.task.constants()
-        model_files.write(path, self.card, self.personal, constants, extra, str(self.about.get("experiment", "")))
+        card, constants = self.card | {"probe": self.probe()}, self.task.constants()
+        model_files.write(path, card, self.personal, constants, self.extra, str(self.about.get("experiment", "")))
+
+    def probe(self) -> list[list[float]]:
+        """Return outputs of made-up examples, by which a file tells its model from others; none if there cannot be any.
+
+        They show what no text of the layers does: the code of ``forward``, and of a method or a transform.
+        """
+        mine = self.on("cpu")
+        try:
+            with torch.no_grad():
+                found = mine._outputs(_made_up(self.contract))[:, :_PROBED]
+        except Exception:  # a user's own code may refuse examples that nobody has seen
+            return []
+        return found.tolist() if torch.isfinite(found).all() else []
 
     # --- other programs ---------------------------------------------------------------------------------------------
 
     def module(self) -> nn.Module:
         """Return a plain torch module of the model's headline outputs (B, O), with the scaling of its inputs inside.
 
-        It is a graph of torch's own operations on the CPU with its weights, and needs nothing of bespoke.
+        It is a graph of torch's own operations on the CPU with its weights, and needs nothing of bespoke;
+        ``torch.save`` writes it whole.
         """
-        return exporting.as_module(self._exported())
+        return exporting.as_module(self._exported(), self.contract.shape)
 
     def export_onnx(self, path: str | Path) -> None:
         """Write the model's headline outputs as an ONNX file with inputs ``x`` (B, ...) and outputs ``logits``.
 
         The file is compared with the model on random examples before it is written. Needs the extra ``onnx``.
         """
-        exporting.write_onnx(self._exported(), self.on("cpu").logits, self._examples(), Path(path), repr(self))
+        exporting.write_onnx(self._exported(), self.on("cpu").logits, _made_up(self.contract), Path(path), repr(self))
 
     def _exported(self) -> Any:
         mine = self.on("cpu")
         return exporting.exported(
             lambda personal, x: replace(mine, personal=personal)._outputs(x),
             mine.personal,
-            self._examples(),
+            _made_up(self.contract),
             repr(self),
-        )
-
-    def _examples(self) -> Tensor:
-        """Return a few made-up examples of the client's shape."""
-        draw = torch.Generator().manual_seed(0)
-        size, dtype = (3, *self.contract.shape), getattr(torch, self.contract.dtype)
-        if dtype == torch.uint8:
-            return torch.randint(256, size, generator=draw, dtype=dtype)
-        return (
-            torch.zeros(size, dtype=dtype) if dtype == torch.int64 else torch.randn(size, generator=draw, dtype=dtype)
         )
 
     def on(self, device: torch.device | str) -> "PersonalModel":
@@ -216,6 +223,15 @@ class PersonalModel:
         if self.task.device == torch.device(device):
             return self
         return replace(self, task=self.task.on(device), personal=tree.to(self.personal, device))
+
+
+def _made_up(contract: InputContract) -> Tensor:
+    """Return three examples of a contract's form that nobody has, the same on every machine; tokens are all 0."""
+    size, dtype = (3, *contract.shape), getattr(torch, contract.dtype)
+    if dtype == torch.int64:
+        return torch.zeros(size, dtype=dtype)
+    drawn = rng.uniform(rng.key(0), size, torch.float64)
+    return (256 * drawn).to(dtype) if dtype == torch.uint8 else (4 * drawn - 2).to(dtype)
 
 
 def load_model(
@@ -250,8 +266,13 @@ def load_model(
 
 
 def check_fit(model: PersonalModel, where: str) -> None:
-    """Refuse a file whose tensors are not those that its method and model need, by one prediction on zeros."""
-    examples = torch.zeros(2, *model.contract.shape, dtype=getattr(torch, model.contract.dtype))
+    """Refuse a file whose tensors are not those that its method and model need, by one prediction on the CPU.
+
+    Its outputs of made-up examples, where it has any, tell whether model, method and transform are those that it was
+    saved with.
+    """
+    told, examples = model.card.get("probe", []), _made_up(model.contract)
+    examples = examples if told else torch.zeros_like(examples)
     try:
         with torch.no_grad():
             out = model._outputs(examples)
@@ -259,7 +280,13 @@ def check_fit(model: PersonalModel, where: str) -> None:
         raise UserError(f"{where} is damaged: it has no tensor {error}, which its method needs") from None
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{where} is damaged: its tensors do not fit its model and method: {reason(error)}") from None
-    if tuple(out.shape) != (2, model.task.num_outputs):
+    if tuple(out.shape) != (len(examples), model.task.num_outputs):
         raise UserError(
             f"{where} is damaged: its outputs have the shape {tuple(out.shape[1:])}, not ({model.task.num_outputs},)"
+        )
+    there, here = torch.tensor(told, dtype=out.dtype), out[:, :_PROBED]
+    if told and (there.shape != here.shape or not torch.allclose(here, there, rtol=_CLOSE, atol=_CLOSE)):
+        raise UserError(
+            f"{where} is of another model than this one: the code of the model, the method or the transform computes "
+            "other outputs from its weights; give those that it was saved with"
         )

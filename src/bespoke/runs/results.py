@@ -8,9 +8,10 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,9 +23,10 @@ from bespoke.clients import processes, states
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError, shown, visible
 from bespoke.models.start import write_start
 from bespoke.records import RunFolder
+from bespoke.registry import closest
 from bespoke.report.columns import Columns, client_table, curve_table
 from bespoke.report.metrics import Scores
 from bespoke.report.summary import Evaluations, pick, sentence, summarise
@@ -35,6 +37,7 @@ from bespoke.runs.folder import TemporaryFolder
 from bespoke.runs.lock import FolderLock
 from bespoke.runs.personal import PersonalModel
 
+_NAMED = 10  # clients in a sentence
 _RESERVED = {"", "con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}
 
 
@@ -154,12 +157,13 @@ class Run:
             self.last_round, everyone, shared, own
         )  # as they were evaluated last, to the bit
         scores, sizes = self._scores(), self.pool.train.sizes
-        return {
+        found = {
             name: self._model(
                 personal, name, sizes[i], tree.map(lambda leaf, i=i: leaf[i].clone(), self.pool.extra), scores.get(i)
             )
             for i, (name, personal) in enumerate(zip(self.pool.names, trees, strict=True))
         }
+        return Models(found)
 
     def _model(self, personal: Tree, name: str, rows: int, extra: Tree, score: dict[str, Any] | None) -> PersonalModel:
         """Return the model of a client that learned from so many ``rows``, with what its file will say."""
@@ -256,6 +260,28 @@ class Run:
                 "model with save_models, or run a method that shares all weights, such as fedavg"
             )
         write_start(path, found, task)
+
+
+class Models(dict[str, PersonalModel]):
+    """Personal models by the names of their clients."""
+
+    def __missing__(self, name: object) -> PersonalModel:
+        raise no_model(name, self)
+
+
+class UnknownClientError(UserError, KeyError):
+    """A client without a model: one sentence as any mistake, and a KeyError, on which ``get`` of a mapping relies."""
+
+    __str__ = Exception.__str__  # a KeyError's own is its message in quotes
+
+
+def no_model(name: object, known: Collection[str], where: str = "") -> UnknownClientError:
+    """Return the error for a client that is none of those with a model."""
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    there = ", ".join(repr(each) for each in islice(known, _NAMED))
+    return UnknownClientError(
+        f"there is no model of a client {shown(name)}{where}{closest(name, known)}: there are {there}{more}"
+    )
 
 
 def _scored(line: dict[str, Any], metric: str, view: str) -> bool:

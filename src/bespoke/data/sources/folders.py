@@ -46,10 +46,7 @@ def find(root: Path) -> list[Found]:
     found: list[Found] = []
     for client in _folders(root, root, "client/class/picture"):
         for label in _folders(client, root, "class/picture"):
-            pictures = [path for path in _listed(label) if path.suffix.lower() in _ENDINGS]
-            if not pictures:
-                raise UserError(f"{label} holds no picture (.png or .jpg): add some, or remove the folder")
-            found += [(client.name, label.name, Picture(str(path), path)) for path in pictures]
+            found += [(client.name, label.name, Picture(str(path), path)) for path in _of_class(label)]
     if not found:
         raise UserError(f"{root} holds no pictures: arrange them as {root}/client/class/*.png (or .jpg)")
     return found
@@ -57,15 +54,25 @@ def find(root: Path) -> list[Found]:
 
 def of_one_client(root: Path) -> list[tuple[str, Picture]]:
     """Return the class, "" where it is not known, and the path of each picture in ``root/class`` or ``root`` itself."""
-    listed = _listed(root)
-    flat = [("", path) for path in listed if not path.is_dir()]
-    within = [(label.name, path) for label in listed if label.is_dir() for path in _listed(label)]
-    flat, within = ([row for row in rows if row[1].suffix.lower() in _ENDINGS] for rows in (flat, within))
-    if flat and within:
+    flat, folders = _pictures(root), [path for path in _listed(root) if path.is_dir()]
+    labels = folders if any(map(_pictures, folders)) else []
+    if flat and labels:
         raise UserError(f"{root} holds pictures beside folders of classes: use one of the two")
-    if not flat and not within:
+    if not flat and not labels:
         raise UserError(f"{root} holds no pictures: arrange them as {root}/*.png or {root}/class/*.png")
-    return [(label, Picture(str(path), path)) for label, path in flat or within]
+    found = [("", path) for path in flat] + [(label.name, path) for label in labels for path in _of_class(label)]
+    return [(label, Picture(str(path), path)) for label, path in found]
+
+
+def _of_class(folder: Path) -> list[Path]:
+    """Return the pictures of a class; a folder without any is a mistake, such as files of another kind."""
+    if not (found := _pictures(folder)):
+        raise UserError(f"{folder} holds no picture (.png or .jpg): add some, or remove the folder")
+    return found
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [path for path in _listed(folder) if path.suffix.lower() in _ENDINGS and not path.is_dir()]
 
 
 def _listed(folder: Path) -> list[Path]:

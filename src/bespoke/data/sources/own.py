@@ -383,6 +383,13 @@ def read_rows(
     return contract.encode(table.columns, table.where), y
 
 
+def picture_names(root: str | os.PathLike[str]) -> list[str]:
+    """Return the path within its folder of each picture that :func:`read_rows` reads, in the same order."""
+    root = Path(os.path.expanduser(root))
+    paths = (Path(picture.where).relative_to(root).as_posix() for _, picture in folders.of_one_client(root))
+    return [os.fsencode(path).decode(errors="backslashreplace") for path in paths]
+
+
 def _read_pictures(root: Path, contract: InputContract) -> tuple[np.ndarray, np.ndarray | None]:
     if len(contract.shape) != 3 or contract.dtype != "uint8":
         raise UserError(f"{root} is a folder, and the model's inputs are no pictures: give a file")
