@@ -8,8 +8,9 @@ A run folder holds
     clients.jsonl     one line per (round, client, split, view): the sum and weight of each metric
     timing.jsonl      one line per round: seconds by phase
     summary.json      values derived from the lines above
-    federation.json   the clients, their rows and a hash of them, and where the data name any, each client's condition
-                      (a corruption, a degradation, a domain); written once
+    federation.json   the clients, their rows and a hash of them, of a classification each client's train rows by
+                      class, and where the data name any, each client's condition (a corruption, a degradation, a
+                      domain); written once
     start.safetensors the initial model and the form of its inputs, for opening the run without data; written once
     checkpoints/      states to resume from
     *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `metrics` becomes
@@ -207,6 +208,7 @@ _BY_CLIENT: dict[str, Sound] = {  # lists of federation.json with an entry for e
     **dict.fromkeys(("train", "val", "test"), is_list_of(is_count)),
     "content": is_list_of(is_text),  # hashes, which older runs do not have
     "conditions": is_list_of(is_text),  # only where the data name any
+    "class_counts": is_list_of(is_table_of(is_count)),  # train rows by class, only where targets are classes
 }
 
 
@@ -214,7 +216,7 @@ def _is_federation(value: Any) -> bool:
     """Return whether a value describes clients, with lists of equal length."""
     if not isinstance(value, dict):
         return False
-    lists = [key for key in _BY_CLIENT if key in value or key not in ("content", "conditions")]
+    lists = [key for key in _BY_CLIENT if key in value or key not in ("content", "conditions", "class_counts")]
     sound = is_count(value.get("clients")) and all(_BY_CLIENT[key](value.get(key)) for key in lists)
     return sound and len({len(value[key]) for key in lists}) == 1
 

@@ -331,6 +331,28 @@ def compare(
         print(f"curves: {report.curves(folders, curves, view, metric)}", file=sys.stderr)
 
 
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page, .html.")] = Path("report.html"),
+    pdf: Annotated[Path | None, typer.Option(help="Also print the page to this file, through a browser.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="As for compare.")] = None,
+    select: Annotated[str | None, typer.Option(help="As for compare.")] = None,
+    view: Annotated[str | None, typer.Option(help="As for compare.")] = None,
+    group: Annotated[str, typer.Option(help="As for compare.")] = "all",
+    metric: Annotated[str | None, typer.Option(help="As for compare.")] = None,
+) -> None:
+    """Write a page with the tables and charts of runs: one file for any browser, which needs no network."""
+    from bespoke.report import page
+    from bespoke.report.page.render import check_paths
+
+    check_paths(output, pdf)  # before anything is read
+    page.write(page.page_of(folders, baseline, select, view, group, metric), output)
+    print(visible(f"report: {output}"))
+    if pdf is not None:
+        print(visible(f"printed: {page.pdf(output, pdf)}"))
+
+
 def _show(comparison: Any, markdown: bool = False, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(comparison.as_dict(), indent=2))

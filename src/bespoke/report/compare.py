@@ -40,7 +40,21 @@ def compare(
     A difference from the baseline has a 95 % t interval. With several common seeds it is over the seeds: each gives one
     difference of the clients' means. With one it is over clients, and says nothing about other partitions or seeds.
     """
-    groups, warnings = group_runs(paths)
+    return compare_groups(*group_runs(paths), baseline, select, view, group, metric, by)
+
+
+def compare_groups(
+    groups: Groups,
+    warnings: list[str],
+    baseline: str | None = None,
+    select: str | None = None,
+    view: str | None = None,
+    group: str = "all",
+    metric: str | None = None,
+    by: str | None = None,
+) -> Comparison:
+    """Compare runs that were read before, as :func:`compare` does; `warnings` is what was found in reading them."""
+    warnings = list(warnings)
     if select is None:
         configs = [run.config for runs in groups.values() for run in runs.values()]
         wanted = {config.get("evaluation", {}).get("select", "last") for config in configs}
@@ -51,7 +65,7 @@ def compare(
             raise UserError(f"unknown {name} {value!r}; use one of {', '.join(allowed)}")
     metric, higher = metric_of(groups, metric)
     baseline = _baseline(groups, baseline)
-    chosen = {label: _choose(groups, label, select, view, group, metric) for label in groups}
+    chosen = {label: choose(groups, label, select, view, group, metric) for label in groups}
     warnings += _inequalities(groups, chosen, select)
     rows = []
     for label, runs in groups.items():
@@ -105,7 +119,7 @@ def _baseline(groups: Groups, wanted: str | None) -> str:
     return found[0]
 
 
-def _choose(groups: Groups, label: str, select: str, view: str | None, group: str, metric: str) -> Chosen:
+def choose(groups: Groups, label: str, select: str, view: str | None, group: str, metric: str) -> Chosen:
     """Return the chosen round of each seed of a method, and its clients' scores."""
     chosen: Chosen = {}
     for seed, run in groups[label].items():
@@ -138,6 +152,7 @@ def _row(
         pooled=seed_statistics([value.pooled for value in found]),
         worst10=seed_statistics([value.worst10 for value in found]),
         top10_samples=seed_statistics([value.top10_samples for value in found]),
+        cv=seed_statistics([value.cv for value in found]),
         bytes_per_round=float(np.mean([(c["bytes_down"] + c["bytes_up"]) / max(1, c["rounds"]) for c in costs])),
         seconds=float(np.mean([cost["seconds"] for cost in costs])),
         difference=None,

@@ -54,16 +54,17 @@ def find_runs(paths: Paths) -> list[RunFolder]:
     return list(found.values())
 
 
-def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of tables in tables by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the dotted keys whose values differ between configs, with the values as text."""
-    flat = [_flatten(config) for config in configs]
+    flat = [flatten(config) for config in configs]
     shown = {key: [str(f.get(key, "unset")) for f in flat] for key in dict.fromkeys(k for f in flat for k in f)}
     return {key: values for key, values in shown.items() if len(set(values)) > 1}
 

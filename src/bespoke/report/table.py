@@ -86,6 +86,7 @@ class Row:
     pooled: SeedStatistics
     worst10: SeedStatistics
     top10_samples: SeedStatistics
+    cv: SeedStatistics  # coefficient of variation: std over clients (ddof 0) by pooled
     bytes_per_round: float  # up and down
     seconds: float  # of a whole run
     difference: Difference | None  # to the baseline
@@ -113,7 +114,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         header, rows = self.cells()
-        return html_table(header, rows, title=visible(self.title), bold=self._best(), notes=self._notes())
+        return html_table(header, rows, title=visible(self.title), bold=self.best(), notes=self._notes())
 
     @property
     def caption(self) -> str:
@@ -132,8 +133,8 @@ class Comparison:
         rows = [
             [
                 written(row.label),
-                f"{_with_std(unit, row.mean)} ({unit.text(row.std)})",
-                *(_with_std(unit, value) for _, value in self._columns(row)),
+                f"{with_std(unit, row.mean)} ({unit.text(row.std)})",
+                *(with_std(unit, value) for _, value in self._columns(row)),
             ]
             for row in self.rows
         ]
@@ -161,10 +162,10 @@ class Comparison:
     def _costs(self, row: Row) -> list[str]:
         """Return a row's bytes, seconds and difference to the baseline."""
         seconds = f"{row.seconds:.1f}" if row.seconds < 100 else f"{row.seconds:.0f}"
-        difference = "baseline" if row.label == self.baseline else _interval(self.unit, row.difference)
+        difference = "baseline" if row.label == self.baseline else interval(self.unit, row.difference)
         return [human_bytes(row.bytes_per_round), seconds, difference]
 
-    def _best(self) -> set[tuple[int, int]]:
+    def best(self) -> set[tuple[int, int]]:
         """Return the (row, column) of the best value in each column of the metric."""
         sign = 1.0 if self.higher else -1.0
         found = [[row.mean.mean, *(value.mean for _, value in self._columns(row))] for row in self.rows]
@@ -180,7 +181,7 @@ class Comparison:
         from rich.text import Text
 
         header, rows = self.cells()
-        best, tables = self._best(), []
+        best, tables = self.best(), []
         each = AT_ONCE if self.kinds else len(header)  # many conditions become tables one below the other
         for start in range(1, len(header), each):
             title = Text(visible(self.title)) if start == 1 else None
@@ -208,7 +209,7 @@ class Comparison:
     def markdown(self) -> str:
         """Return a Markdown table; the best of each column of the metric is bold."""
         header, rows = self.cells(for_markdown)
-        best = self._best()
+        best = self.best()
         bold = [[f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)] for i, row in enumerate(rows)]
         rule = ["---", *["---:"] * (len(header) - 1)]
         lines = ["| " + " | ".join(row) + " |" for row in [header, rule, *bold]]
@@ -234,11 +235,13 @@ def for_markdown(text: str) -> str:
     return re.sub(r"[\\`*<|\[]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", visible(text))
 
 
-def _with_std(unit: Unit, value: SeedStatistics) -> str:
+def with_std(unit: Unit, value: SeedStatistics) -> str:
+    """Return a mean over seeds and their deviation, if there are several."""
     return unit.text(value.mean) + ("" if value.std is None else f"±{unit.text(value.std)}")
 
 
-def _interval(unit: Unit, value: Difference | None) -> str:
+def interval(unit: Unit, value: Difference | None) -> str:
+    """Return a difference and the interval that it has; `-` where nothing was paired."""
     if value is None:
         return "-"
     ends = "" if value.low is None else f" [{unit.text(value.low)},{unit.text(value.high)}]"

@@ -32,7 +32,7 @@ SIZES = ("train", "val", "test")
 def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
     """Return the description of a federation; ``start`` are the weights that it was given to start from, if any."""
     everyone = map(pool.train.client, range(pool.total_clients))
-    classes = [int(pool.y[rows].unique().numel()) for rows in everyone] if pool.num_classes else None
+    counts = [_class_counts(pool.y[rows]) for rows in everyone] if pool.num_classes else None
     return {
         "clients": pool.num_clients,
         "new_clients": pool.total_clients - pool.num_clients,
@@ -40,11 +40,18 @@ def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
         "train": list(pool.train.sizes),
         "val": list(pool.val.sizes),
         "test": list(pool.test.sizes),
-        "classes": classes,
+        "classes": None if counts is None else [len(own) for own in counts],
         "num_classes": pool.num_classes,
+        **({} if counts is None else {"class_counts": counts}),
         "content": content_hashes(pool),
         **({"start": _weights_hash(start)} if start is not None else {}),
     }
+
+
+def _class_counts(labels: Tensor) -> dict[str, int]:
+    """Return how often each class occurs among a client's train labels (n, ...), without those that do not."""
+    found, counts = labels.unique(return_counts=True)
+    return {str(label): count for label, count in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
 def _weights_hash(params: Tree) -> str:

@@ -1,0 +1,476 @@
+"""What a page about runs shows, read from their records alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bespoke.errors import UserError
+from bespoke.report.compare import Chosen, choose, compare_groups
+from bespoke.report.groups import kind, people
+from bespoke.report.metrics import Scores, aggregate, tenth
+from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, sizes, strips
+from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
+from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
+from bespoke.report.summary import totals, trouble
+from bespoke.report.table import Comparison, Row, human_bytes, interval, with_std
+from bespoke.report.units import Unit
+
+NAMED = 20  # clients that a list names
+BEFORE = "global"  # the view of the shared model, before personalisation
+COSTS = {"bytes_up", "bytes_down"}  # logged values that are counted among the bytes
+
+
+def page_of(
+    paths: Paths,
+    baseline: str | None = None,
+    select: str | None = None,
+    view: str | None = None,
+    group: str = "all",
+    metric: str | None = None,
+) -> Page:
+    """Return the page about the runs at `paths`; the settings are those of `compare`."""
+    groups, warnings = group_runs(paths)
+    comparison = compare_groups(groups, warnings, baseline, select, view, group, metric)
+    chosen = {label: choose(groups, label, comparison.select, view, group, comparison.metric) for label in groups}
+    own = _Runs(groups, comparison, chosen, view, group)
+    sections = [_compared(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own), _setup(own)]
+    return Page(
+        title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else short(next(iter(groups)))),
+        lead=comparison.title + ".",
+        methods=tuple(groups),
+        warnings=tuple(dict.fromkeys([*comparison.warnings, *_warnings(own)])),
+        sections=tuple(section for section in sections if section.charts or section.tables or section.details),
+    )
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of a page and how they are compared."""
+
+    groups: Groups
+    comparison: Comparison
+    chosen: dict[str, Chosen]  # by label, then by seed
+    view: str | None
+    group: str
+
+    @cached_property
+    def every(self) -> list[tuple[str, RecordedRun]]:
+        """Each run with the label of its method."""
+        return [(label, run) for label, runs in self.groups.items() for run in runs.values()]
+
+    @cached_property
+    def _told(self) -> dict[int, dict[str, Any]]:
+        return {id(run): run.folder.federation() or {} for _, run in self.every}
+
+    @property
+    def unit(self) -> Unit:
+        """How the metric's values are written."""
+        return self.comparison.unit
+
+    def told(self, run: RecordedRun) -> dict[str, Any]:
+        """Return what `federation.json` says, empty if there is none."""
+        return self._told[id(run)]
+
+    def name(self, run: RecordedRun, client: Any) -> str:
+        """Return a client's name, with the seed where several make other clients of the same name."""
+        names = self.told(run).get("names", ())
+        known = isinstance(client, int) and client < len(names)
+        seeds = {other.seed for _, other in self.every}
+        return (names[client] if known else str(client)) + (f" (seed {run.seed})" if len(seeds) > 1 else "")
+
+    def scored(self, label: str) -> Iterator[tuple[RecordedRun, Scores]]:
+        """Yield each seed's run and its chosen scores of the clients that have any."""
+        for seed, (_, scores) in self.chosen[label].items():
+            yield self.groups[label][seed], scores.take(scores.defined)
+
+
+# --- comparison ----------------------------------------------------------------------------------------------------
+
+
+def _compared(own: _Runs) -> Section:
+    """Return the comparison's table."""
+    shown, unit = own.comparison, own.unit
+    header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
+    header.append(f"minus {short(shown.baseline, 40)} [95 %]")
+    best = shown.best()
+    rows = []
+    for i, row in enumerate(shown.rows):
+        cells = [
+            Cell(short(row.label)),
+            Cell(f"{with_std(unit, row.mean)} ({unit.text(row.std)})", row.mean.mean, (i, 1) in best),
+            Cell(with_std(unit, row.pooled), row.pooled.mean, (i, 2) in best),
+            Cell(with_std(unit, row.worst10), row.worst10.mean, (i, 3) in best),
+            Cell("-" if row.cv.mean is None else f"{row.cv.mean:.3f}", row.cv.mean),
+            Cell(human_bytes(row.bytes_per_round), row.bytes_per_round),
+            Cell(f"{row.seconds:.1f}", row.seconds),
+            _difference(own, row),
+        ]
+        rows.append((*cells, Cell(str(len(row.seeds)), len(row.seeds))))
+    caption = (
+        f"{_sentence(shown.caption)} Worst 10 %: mean of the worst tenth of the clients. CV: standard deviation over "
+        "clients by the pooled value; smaller is more even. Bytes: both directions, all clients of a round. Seconds: a "
+        "whole run with its evaluations. Bold: the best of its column."
+    )
+    return Section("comparison", "Comparison", tables=(Table((*header, "seeds"), tuple(rows), caption),))
+
+
+def _difference(own: _Runs, row: Row) -> Cell:
+    if row.label == own.comparison.baseline:
+        return Cell("baseline", 0.0)
+    return Cell(interval(own.unit, row.difference), row.difference.mean if row.difference else None)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+# --- over rounds, bytes and seconds --------------------------------------------------------------------------------
+
+
+def _curves(own: _Runs) -> Section:
+    """Return the mean over clients by round, by bytes and by seconds."""
+    unit, metric = own.unit, own.comparison.metric
+    drawn: dict[str, list[Line]] = {"rounds": [], "bytes": [], "seconds": []}
+    for place, (label, runs) in enumerate(own.groups.items()):
+        named = [(run.evaluations, view_of(run, own.view)) for run in runs.values()]
+        rounds = sorted(set.intersection(*(set(e.rounds(view)) for e, view in named)))
+        if not rounds:
+            continue
+        means = [[aggregate(e.scores(v, metric, n, own.group)).mean for n in rounds] for e, v in named]
+        values = unit.scale * np.array(means, dtype=np.float64)  # [seeds, R], None becomes NaN
+        spread = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
+        costs = [_spent(run) for run in runs.values()]
+        for name, lists in drawn.items():
+            if name == "rounds":
+                lists.append(Line(label, place, place, np.array(rounds, dtype=np.float64), values.mean(0), *spread))
+            elif all(cost[name] for cost in costs):
+                x = np.array([[cost[name].get(n, math.nan) for n in rounds] for cost in costs]).mean(0)
+                lists.append(Line(label, place, place, x, values.mean(0), *spread, tuple(rounds)))
+    several = any(line.low is not None for line in drawn["rounds"])
+    caption = f"Mean over {people(own.group)}, on their test rows."
+    caption += " Line: mean over seeds; band: lowest to highest seed." if several else ""
+    y = axis(f"mean test {metric}{unit.name}", hoverformat=unit.code)
+    axes = {
+        "rounds": ("Over rounds", axis("round", tickformat=",d"), ""),
+        "bytes": ("Over bytes", axis("bytes sent and received, all clients", tickformat="~s", ticksuffix="B"), ""),
+        "seconds": (
+            "Over seconds",
+            axis("seconds of training and aggregation", ticksuffix=" s"),
+            " Seconds of the clients' training and the server's steps, without evaluation.",
+        ),
+    }
+    charts = [
+        lines(f"{title}: test {short(metric, 40)}", caption + more, x, y, drawn[name], False, name == "rounds")
+        for name, (title, x, more) in axes.items()
+        if drawn[name]
+    ]
+    return Section("curves", f"Test {short(metric, 40)} while training", charts=tuple(charts), legend=True)
+
+
+def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
+    """Return bytes and seconds of all rounds up to each one, by round."""
+    found: dict[str, dict[int, float]] = {"bytes": {}, "seconds": {}}
+    total = 0.0
+    for row in run.folder.rounds():
+        total += row["bytes_down"] + row["bytes_up"]
+        found["bytes"][row["round"]] = total
+    total = 0.0
+    for row in run.folder.timing():
+        total += row["train"] + row["aggregate"]
+        found["seconds"][row["round"]] = total
+    return found
+
+
+# --- who gains -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Gains:
+    """Clients of one method with a value before and after, [N]."""
+
+    label: str
+    names: list[str]
+    before: Floats
+    after: Floats
+
+
+def _clients(own: _Runs) -> Section:
+    """Return who gains and who loses: by personalisation, and against the baseline."""
+    personal = [_joined(label, own, [_views(own, run, n) for n, run in _rounds(own, label)]) for label in own.groups]
+    paired = []
+    for row in own.comparison.rows:
+        if row.difference is not None:
+            seeds = own.groups[row.label].keys() & own.groups[own.comparison.baseline].keys()
+            runs = [own.groups[row.label][seed] for seed in sorted(seeds)]
+            both = [(own.chosen[own.comparison.baseline][s][1], own.chosen[row.label][s][1]) for s in sorted(seeds)]
+            pairs = [(run, *two) for run, two in zip(runs, both, strict=True)]
+            paired.append(_joined(row.label, own, pairs))
+    base = short(own.comparison.baseline, 40)
+    parts = [
+        ("Gain by personalisation", f"from the shared model's value ({BEFORE}) to the personal model's", personal),
+        (f"Gain over {base}", f"from {base} to the method, the same client with the same test rows", paired),
+    ]
+    charts, tables = [], []
+    for title, words, found in parts:
+        rows = [gains for gains in found if gains and len(gains.names)]
+        if rows:
+            charts.append(_gain_chart(own, title, words, rows))
+            tables.append(_gain_table(own, title, rows))
+    return Section("clients", "Each client: who gains, who loses", "", tuple(charts), tuple(tables), legend=True)
+
+
+def _rounds(own: _Runs, label: str) -> list[tuple[int, RecordedRun]]:
+    return [(number, own.groups[label][seed]) for seed, (number, _) in own.chosen[label].items()]
+
+
+_Pair = tuple[RecordedRun, Scores, Scores]  # before and after
+
+
+def _views(own: _Runs, run: RecordedRun, number: int) -> _Pair | None:
+    """Return a run's values of the shared and of the headline view, None unless it recorded both."""
+    view = view_of(run, own.view)
+    if view == BEFORE or BEFORE not in run.evaluations.views:
+        return None
+    metric = own.comparison.metric
+    before, after = (run.evaluations.scores(name, metric, number, own.group) for name in (BEFORE, view))
+    return run, before, after
+
+
+def _joined(label: str, own: _Runs, pairs: Sequence[_Pair | None]) -> _Gains | None:
+    """Return the clients that have both values, seed after seed; None if no run has."""
+    names: list[str] = []
+    values: list[tuple[float, float]] = []
+    for run, before, after in filter(None, pairs):
+        known = dict(zip(before.clients, before.values().tolist(), strict=True))
+        for client, value in zip(after.clients, after.values().tolist(), strict=True):
+            if math.isfinite(value) and math.isfinite(known.get(client, math.nan)):
+                names.append(own.name(run, client))
+                values.append((known[client], value))
+    if not values:
+        return None
+    two = own.unit.scale * np.array(values, dtype=np.float64)
+    return _Gains(label, names, two[:, 0], two[:, 1])
+
+
+def _gained(own: _Runs, gains: _Gains) -> Floats:
+    """Return by how much each client is better, [N]."""
+    return (gains.after - gains.before) * (1 if own.comparison.higher else -1)
+
+
+def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> Chart:
+    code, places = own.unit.code, list(own.groups)
+    found = []
+    for gains in rows:
+        gained = _gained(own, gains)
+        hover = [
+            f"{plain(name)}<br>{before:{code}} to {after:{code}}: <b>{gain:+{code}}</b>"
+            for name, before, after, gain in zip(gains.names, gains.before, gains.after, gained, strict=True)
+        ]
+        place = places.index(gains.label)
+        note = f": {int((gained > 0).sum())} gain, {int((gained < 0).sum())} lose"
+        found.append(Strip(gains.label, place, place, gained, hover, note))
+    points = "percentage points" if own.unit.sign else own.comparison.metric
+    x = axis(f"{'gain' if own.comparison.higher else 'reduction'} in {points}", ticksuffix="")
+    caption = f"A point is a client: {words}; right of 0 is better. The dark line is the mean."
+    return strips(title, caption, x, found, zero=True)
+
+
+def _gain_table(own: _Runs, title: str, rows: Sequence[_Gains]) -> Table:
+    unit, body = own.unit, []
+    for gains in rows:
+        gained = _gained(own, gains)
+        low, high = int(gained.argmin()), int(gained.argmax())
+        counts = [int((gained > 0).sum()), int((gained == 0).sum()), int((gained < 0).sum())]
+        ends = [Cell(f"{short(gains.names[i], 40)} {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
+        median = float(np.median(gained))
+        middle = Cell(f"{median:+{unit.code}}", median)
+        body.append((Cell(short(gains.label)), *(Cell(str(n), n) for n in counts), middle, *ends))
+    return Table(
+        ("method", "gain", "same", "lose", "median", "largest gain", "smallest gain"), tuple(body), title + "."
+    )
+
+
+# --- fairness ------------------------------------------------------------------------------------------------------
+
+
+def _fairness(own: _Runs) -> Section:
+    """Return the distribution over clients and the worst tenth by name."""
+    unit, metric, higher = own.unit, own.comparison.metric, own.comparison.higher
+    found, body = [], []
+    for place, label in enumerate(own.groups):
+        values: list[float] = []
+        hover: list[str] = []
+        for run, scores in own.scored(label):
+            names, seed = [own.name(run, client) for client in scores.clients], f", seed {run.seed}"
+            own_values = unit.scale * scores.values()
+            hover += [
+                f"{plain(name)}<br><b>{value:{unit.code}}{unit.sign}</b> over {rows:,} test rows"
+                for name, value, rows in zip(names, own_values, scores.rows.tolist(), strict=True)
+            ]
+            values += own_values.tolist()
+            finite = np.flatnonzero(np.isfinite(own_values))
+            order = finite[np.argsort(own_values[finite] if higher else -own_values[finite], kind="stable")]
+            worst = order[: tenth(len(order))]
+            if not len(worst):
+                continue
+            listed = ", ".join(f"{short(names[i], 40)} {own_values[i]:{unit.code}}" for i in worst[:NAMED])
+            listed += f" and {len(worst) - NAMED} more" if len(worst) > NAMED else ""
+            mean = float(own_values[worst].mean())
+            several = len(own.groups[label]) > 1
+            body.append(
+                (Cell(short(label) + (seed if several else "")), Cell(f"{mean:{unit.code}}", mean), Cell(listed))
+            )
+        found.append(Strip(label, place, place, np.array(values, dtype=np.float64), hover))
+    x = axis(f"test {metric}{unit.name}")
+    caption = f"A point is a client ({people(own.group)}), the dark line the mean over clients."
+    chart = strips(f"Test {short(metric, 40)} of every client", caption, x, found)
+    header = ("method", f"worst 10 %: mean{unit.name}", "clients, the worst first")
+    worst_caption = "The worst tenth of the clients, rounded up; in brackets their seed, where there are several."
+    table = Table(header, tuple(body), worst_caption, numbers=False)
+    return Section("fairness", "Fairness", "", (chart,), (table,), legend=True)
+
+
+# --- partition -----------------------------------------------------------------------------------------------------
+
+
+def _partition(own: _Runs) -> Section:
+    """Return the clients' rows and classes of each federation that differs from those before it."""
+    seen: dict[str, tuple[str, RecordedRun]] = {}
+    for label, run in own.every:
+        if told := own.told(run):
+            seen.setdefault(repr([told.get(key) for key in ("names", "train", "val", "test", "content")]), (label, run))
+    charts: list[Chart] = []
+    for label, run in list(seen.values())[:1]:
+        told = own.told(run)
+        new = f", {told.get('new_clients', 0)} of them new" if told.get("new_clients") else ""
+        which = f"{len(told['names'])} clients{new}; seed {run.seed}"
+        if len(seen) > 1:
+            which += f", as in {short(label)}, the first of {len(seen)} federations of these runs"
+        rows = {split: told[split] for split in ("train", "val", "test") if any(told[split])}
+        if counts := told.get("class_counts"):
+            caption = f"Train rows by client and class: {which}. Clients are numbered in the order of the data."
+            charts.append(bubbles("Classes of every client", caption, told["names"], counts))
+        if rows and told["names"]:
+            charts.append(sizes("Rows of every client", f"Rows by client: {which}.", told["names"], rows))
+    return Section("partition", "Partition", charts=tuple(charts))
+
+
+# --- what methods log ----------------------------------------------------------------------------------------------
+
+
+def _logged(own: _Runs) -> Section:
+    """Return each logged value by round, and its last value of every client, by kind of condition if there are any."""
+    last: dict[str, list[Strip]] = {}
+    by_round: dict[str, list[Line]] = {}
+    several_kinds = False
+    for place, (label, runs) in enumerate(own.groups.items()):
+        values: dict[tuple[str, str], dict[int, list[float]]] = {}  # (name, kind) -> round -> values
+        final: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}  # (name, kind) -> client -> (round, value)
+        for run in runs.values():
+            conditions = dict(enumerate(own.told(run).get("conditions", ())))
+            for row in run.folder.rounds():
+                for name, logged in row["logged"].items():
+                    for client, value in zip(row["cohort"], logged, strict=False):
+                        if name in COSTS or value is None:
+                            continue
+                        key = name, kind(conditions[client]) if client in conditions else ""
+                        values.setdefault(key, {}).setdefault(row["round"], []).append(value)
+                        final.setdefault(key, {})[own.name(run, client)] = row["round"], value
+        for (name, condition), found in values.items():
+            said = f"{label}, {condition}" if condition else label
+            several_kinds |= bool(condition)
+            colour = len(by_round.get(name, ())) if condition else place
+            rounds = sorted(found)
+            low, middle, high = (np.array([np.quantile(found[n], q) for n in rounds]) for q in (0.1, 0.5, 0.9))
+            x = np.array(rounds, dtype=np.float64)
+            by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
+            ends = final[name, condition]
+            hover = [f"{plain(who)}<br>round {number}: <b>{value:.4g}</b>" for who, (number, value) in ends.items()]
+            own_values = np.array([value for _, value in ends.values()], dtype=np.float64)
+            last.setdefault(name, []).append(Strip(said, place, colour, own_values, hover))
+    charts = []
+    for name in by_round:
+        title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
+        caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; band: "
+        caption += "from the tenth to the ninetieth percentile."
+        y, x = axis(title), axis("round", tickformat=",d")
+        charts.append(lines(f"{title} by round", caption, x, y, by_round[name], several_kinds, True))
+        caption = f"{title} of every client in the last round that it took part in{groups}; the dark line is the mean."
+        charts.append(strips(f"{title} of every client", caption, axis(title), last[name]))
+    return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)
+
+
+# --- settings, environment, warnings -------------------------------------------------------------------------------
+
+
+def _setup(own: _Runs) -> Section:
+    """Return the settings in which runs differ, and each run's settings and environment."""
+    marked = differing([run.config for _, run in own.every])
+    tables = []
+    if marked:
+        header = ("run", *(short(key, 40) for key in marked))
+        rows = [
+            (Cell(short(run.folder.path.name)), *(Cell(short(values[i], 40)) for values in marked.values()))
+            for i, (_, run) in enumerate(own.every)
+        ]
+        tables.append(Table(header, tuple(rows), "Settings in which the runs differ.", numbers=False))
+    details = []
+    for label, run in own.every:
+        told = [f"{key} = {short(str(value), 200)}" for key, value in flatten(run.config).items()]
+        told += ["", *(f"{key}: {short(str(value), 200)}" for key, value in _environment(run).items())]
+        title = f"{short(label)}, seed {run.seed}: {short(str(run.folder.path))}"
+        details.append(Details(title, "\n".join(told)))
+    return Section("setup", "Settings and environment", tables=tuple(tables), details=tuple(details))
+
+
+def _environment(run: RecordedRun) -> dict[str, Any]:
+    """Return what `environment.json` says, empty without one."""
+    if not (run.folder.path / "environment.json").exists():
+        return {}
+    found = run.folder.read_json("environment.json")
+    if not isinstance(found, dict):
+        raise UserError(f"{run.folder.path / 'environment.json'} is damaged; restore it or run the experiment again")
+    return found
+
+
+def _warnings(own: _Runs) -> list[str]:
+    """Return what a reader should know of single runs: refused and missing clients, notes, clients without rows."""
+    found = []
+    for label, run in own.every:
+        said: list[str] = []
+        cost = totals(run.folder)
+        said += filter(None, [trouble(cost)])
+        for what in ("refused", "missing"):
+            said += _left_out(own, run, what)
+        notes = _environment(run).get("notes", [])
+        said += [short(str(note), 400) for note in (*cost["notes"], *(notes if isinstance(notes, list) else ()))]
+        if without := [i for i, rows in enumerate(own.told(run).get("test", ())) if not rows]:
+            names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
+            more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
+            said.append(f"{len(without)} clients without test rows: {names}{more}")
+        where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
+        found += [f"{where}: {text}" for text in said]
+    return found
+
+
+def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
+    """Return who was `refused` or `missing` how often, with the last reason."""
+    times: Counter[str] = Counter()
+    why: dict[str, str] = {}
+    for row in run.folder.rounds():
+        for client, reason in row.get(what, {}).items():
+            times[client] += 1
+            why[client] = reason
+    said = []
+    for client, count in times.most_common(NAMED):
+        name = own.name(run, int(client) if re.fullmatch(r"[0-9]{1,18}", client) else client)
+        said.append(f"{short(name, 40)} was {what} {count} times: {short(why[client], 200)}")
+    return said + ([f"{len(times) - NAMED} more clients were {what}"] if len(times) > NAMED else [])

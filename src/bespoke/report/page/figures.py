@@ -1,0 +1,253 @@
+"""Charts as plotly's dicts: lines, strips of points, bubbles and bars.
+
+Colours are not in here: a trace's `meta` has the number of its colour and of its method, and the page's script takes
+the colours of the theme. A text inside a chart may hold plotly's own tags, so that every name goes through `plain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.report.charts import swarm
+from bespoke.report.page.parts import Chart, short
+
+MOST = 20_000  # points of a chart
+HUES = 7  # colours of the theme; a line beyond them has another dash
+DASHES = ("solid", "dash", "dot", "dashdot")
+Floats = NDArray[np.float64]
+
+
+def plain(text: str, longest: int = 60) -> str:
+    """Return a name as text inside a chart, where plotly would read tags."""
+    return short(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def numbers(values: Any) -> list[float | None]:
+    """Return values [N] with six digits, None for what is not finite."""
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in np.asarray(values, dtype=np.float64)]
+
+
+def thinned(count: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the places 0 ... count - 1, evenly spread, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, max(2, most))).round().astype(np.int64))
+
+
+def axis(title: str, **settings: Any) -> dict[str, Any]:
+    """Return an axis with a title."""
+    return {"title": {"text": plain(title), "standoff": 8}, "automargin": True, "zeroline": False, **settings}
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: its values [R] at x [R], a band from `low` to `high` [R] if there is one."""
+
+    label: str
+    method: int  # place of its method among the page's
+    colour: int
+    x: Floats
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+    rounds: tuple[int, ...] = ()  # for the hover's text, where x is no round
+
+
+def lines(
+    title: str, caption: str, x: dict[str, Any], y: dict[str, Any], drawn: Sequence[Line], legend: bool, wide: bool
+) -> Chart:
+    """Draw lines; `x` and `y` are axes, `legend` shows one inside the chart, for lines that are no methods."""
+    points = sum(len(line.x) for line in drawn)
+    each = MOST // max(1, len(drawn)) if points > MOST else MOST
+    data: list[dict[str, Any]] = []
+    for line in drawn:
+        keep = thinned(len(line.x), each)
+        xs, ys, name = numbers(line.x[keep]), numbers(line.y[keep]), plain(line.label)
+        meta = {"colour": line.colour % HUES, "method": line.method}
+        if line.low is not None and line.high is not None:
+            low, high = numbers(line.low[keep]), numbers(line.high[keep])
+            around = {"x": [*xs, *xs[::-1]], "y": [*high, *low[::-1]], "fill": "toself", "mode": "none"}
+            data.append({**around, "meta": {**meta, "part": "band"}, "hoverinfo": "skip", "showlegend": False})
+        rounds = np.array(line.rounds)[keep].tolist() if line.rounds else None
+        when = "round %{customdata}, " if rounds else ""
+        data.append(
+            {
+                "x": xs,
+                "y": ys,
+                "mode": "lines+markers" if len(xs) < 25 else "lines",
+                "line": {"dash": DASHES[line.colour // HUES % len(DASHES)], "width": 2},
+                "marker": {"size": 5},
+                "name": name,
+                "showlegend": legend,
+                "meta": meta,
+                "hovertemplate": f"%{{meta.label}}<br>{when}%{{x}}: <b>%{{y}}</b><extra></extra>",
+            }
+            | ({"customdata": rounds} if rounds else {})
+        )
+        data[-1]["meta"] = {**meta, "label": name}
+    layout = {"xaxis": x, "yaxis": y, "height": 340, "hovermode": "closest", "showlegend": legend}
+    if legend:
+        layout |= {"legend": {"orientation": "h", "y": -0.25, "yanchor": "top"}, "height": 400}
+    if points > MOST:
+        caption += f" Of {points:,} points {sum(len(thinned(len(o.x), each)) for o in drawn):,} are drawn."
+    return Chart(title, caption, _told_lines(drawn, y["title"]["text"]), {"data": data, "layout": layout}, wide)
+
+
+def _told_lines(drawn: Sequence[Line], what: str) -> str:
+    """Return first and last value of each line in words."""
+    ends = []
+    for line in drawn:
+        known = np.flatnonzero(np.isfinite(line.y))
+        if len(known):
+            first, last = line.y[known[0]], line.y[known[-1]]
+            ends.append(f"{short(line.label)} from {first:.4g} to {last:.4g}")
+    return f"Lines of {what}: {'; '.join(ends) or 'no known value'}."
+
+
+# --- strips --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One row of points, a client each: values [M] and what hovering over them says [M]."""
+
+    label: str
+    method: int
+    colour: int
+    values: Floats
+    hover: Sequence[str]
+    note: str = ""  # beside the label
+
+
+ROW = 58  # pixels
+
+
+def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], zero: bool = False) -> Chart:
+    """Draw each row's values as points beside each other, with their mean; `zero` marks where nothing changes."""
+    finite = [np.isfinite(row.values) for row in rows]
+    everything = np.concatenate([row.values[own] for row, own in zip(rows, finite, strict=True)])
+    most = MOST // max(1, len(rows)) if everything.size > MOST else MOST
+    span = float(np.ptp(everything)) if everything.size else 1.0
+    data: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    told, points = [], 0
+    for place, (row, own) in enumerate(zip(rows, finite, strict=True)):
+        order = np.flatnonzero(own)[np.argsort(row.values[own], kind="stable")]  # so that thinning keeps the ends
+        keep = order[thinned(len(order), most)] if len(order) else order
+        values, points = row.values[keep], points + len(keep)
+        meta = {"colour": row.colour % HUES, "method": row.method}
+        if len(values):
+            offsets = 0.75 * swarm(values, (span or 1.0) / 90)
+            data.append(
+                {
+                    "x": numbers(values),
+                    "y": numbers(place + 0.14 + offsets),
+                    "customdata": [row.hover[i] for i in keep],
+                    "hovertemplate": "%{customdata}<extra></extra>",
+                    "mode": "markers",
+                    "marker": {"size": float(np.clip(40 / len(values) ** 0.4, 4, 9)), "opacity": 0.75},
+                    "meta": meta,
+                    "name": plain(row.label),
+                }
+            )
+            mean = float(row.values[own].mean())
+            data.append(
+                {
+                    **{"x": numbers([mean, mean]), "y": [place - 0.16, place + 0.44], "mode": "lines"},
+                    **{"line": {"width": 3}, "hovertemplate": f"mean {mean:.4g}<extra></extra>"},
+                    "meta": {"ink": True, "method": row.method},
+                }
+            )
+            told.append(f"{short(row.label)}: mean {mean:.4g}, {values.min():.4g} to {values.max():.4g}")
+        annotations.append(
+            {
+                **{"xref": "paper", "x": 0, "xanchor": "left", "y": place - 0.32, "yanchor": "middle"},
+                **{"text": plain(row.label, 44) + row.note, "showarrow": False, "align": "left", "xshift": 2},
+            }
+        )
+    shapes = [{"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}] if zero else []
+    rail = {"range": [len(rows) - 0.45, -0.6], "visible": False, "fixedrange": True}
+    layout = {"xaxis": x, "yaxis": rail, "height": 80 + ROW * len(rows), "hovermode": "closest", "showlegend": False}
+    if points < everything.size:
+        caption += f" Of {everything.size:,} points {points:,} are drawn, evenly spread from lowest to highest."
+    figure = {"data": data, "layout": layout | {"annotations": annotations, "shapes": shapes}}
+    return Chart(title, caption, f"Points, one for each client. {'; '.join(told) or 'No known value'}.", figure)
+
+
+# --- a partition ---------------------------------------------------------------------------------------------------
+
+
+def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dict[str, int]]) -> Chart:
+    """Draw one bubble for each client and class, its area proportional to the rows; `counts` has them by client."""
+    found = [(i, label, n) for i, own in enumerate(counts) for label, n in own.items() if n]
+    classes = sorted({label for _, label, _ in found}, key=lambda text: (len(text), text))
+    if (total := len(found)) > MOST:
+        found = sorted(found, key=lambda each: -each[2])[:MOST]
+        caption += f" Of {total:,} bubbles the {MOST:,} largest are drawn."
+    largest = max((n for *_, n in found), default=1)
+    place = {label: i for i, label in enumerate(classes)}
+    height = int(np.clip(26 * len(classes), 220, 620))
+    size = float(np.clip(1.5 * min(900 / max(1, len(counts)), height / max(1, len(classes))), 5, 34))
+    data = {
+        "x": [i for i, *_ in found],
+        "y": [place[label] for _, label, _ in found],
+        "customdata": [f"{plain(names[i])}<br>class {plain(label)}: {n:,} rows" for i, label, n in found],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "mode": "markers",
+        "marker": {
+            **{"size": [n for *_, n in found], "sizemode": "area", "sizeref": 2 * largest / size**2},
+            **{"opacity": 0.75, "line": {"width": 0}},
+        },
+        "meta": {"colour": 0},
+    }
+    ticks = thinned(len(classes), 20) if classes else []
+    layout = {
+        "xaxis": axis("client", range=[-0.9, len(counts) - 0.1], tickformat=",d"),
+        "yaxis": axis("class", tickvals=[int(i) for i in ticks], ticktext=[plain(classes[i], 16) for i in ticks])
+        | {"range": [-0.9, len(classes) - 0.1]},
+        **{"height": height + 70, "hovermode": "closest", "showlegend": False},
+    }
+    each = [sum(1 for n in own.values() if n) for own in counts]
+    told = (
+        f"Bubbles for {len(counts)} clients and {len(classes)} classes. A client has {min(each, default=0)} to "
+        f"{max(each, default=0)} classes; the largest bubble stands for {largest:,} rows."
+    )
+    return Chart(title, f"{caption} The largest bubble stands for {largest:,} rows.", told, _figure([data], layout))
+
+
+def sizes(title: str, caption: str, names: Sequence[str], rows: dict[str, Sequence[int]]) -> Chart:
+    """Draw the rows of every client, stacked by split, the largest client first; `rows` is [M] by split."""
+    totals = np.sum([list(own) for own in rows.values()], axis=0)
+    order = np.argsort(-totals, kind="stable")
+    if len(order) * len(rows) > MOST:
+        keep = thinned(len(order), MOST // len(rows))
+        caption += f" Of {len(order):,} clients {len(keep):,} are drawn, evenly spread by size."
+        order = order[keep]
+    data = [
+        {
+            **{"type": "bar", "x": list(range(len(order))), "y": [int(own[i]) for i in order], "name": split},
+            "customdata": [f"{plain(names[i])}<br>{own[i]:,} {split} rows of {int(totals[i]):,}" for i in order],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "meta": {"colour": place},
+            "marker": {"line": {"width": 0}},
+        }
+        for place, (split, own) in enumerate(rows.items())
+    ]
+    layout = {
+        "xaxis": axis("clients, the largest first", tickformat=",d"),
+        "yaxis": axis("rows"),
+        **{"barmode": "stack", "bargap": 0.1, "height": 320, "hovermode": "closest", "showlegend": True},
+        "legend": {"orientation": "h", "y": 1.12},
+    }
+    told = f"Bars of the rows of {len(names)} clients: {int(totals.min())} to {int(totals.max())}, "
+    return Chart(title, caption, f"{told}median {float(np.median(totals)):g}.", _figure(data, layout))
+
+
+def _figure(data: list[dict[str, Any]], layout: dict[str, Any]) -> dict[str, Any]:
+    return {"data": data, "layout": layout}

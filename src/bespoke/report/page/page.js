@@ -1,0 +1,118 @@
+"use strict";
+const root = document.documentElement;
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const places = [...document.querySelectorAll(".chart")];
+const drawn = new Set();
+const hidden = new Set();
+let theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+
+const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+const faint = (hex) => hex + "33";
+
+function dressed(trace) {
+  // The colours of the theme that is on: a trace only says which of them is its own.
+  const meta = trace.meta || {};
+  const own = meta.ink ? colour("--ink") : colour("--c" + meta.colour);
+  const dress = { ...trace, visible: !hidden.has(meta.method) };
+  if (meta.part === "band") return { ...dress, fillcolor: faint(own), line: { width: 0 } };
+  if (trace.line) dress.line = { ...trace.line, color: own };
+  if (trace.marker) dress.marker = { ...trace.marker, color: own };
+  return dress;
+}
+
+function layout(figure, width) {
+  const ink = colour("--ink"), line = colour("--line"), paper = colour("--paper");
+  const given = figure.layout;
+  const axis = (settings) => ({ gridcolor: line, linecolor: line, tickcolor: line, ...settings });
+  return {
+    margin: { l: 48, r: 12, t: 12, b: 44 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 12, color: ink },
+    hoverlabel: { bgcolor: paper, bordercolor: ink, font: { color: ink }, align: "left" },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: ink },
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    ...given,
+    ...(width ? { width, autosize: false } : {}),
+    xaxis: axis(given.xaxis),
+    yaxis: axis(given.yaxis),
+    shapes: (given.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot" } })),
+  };
+}
+
+const config = {
+  displaylogo: false,
+  responsive: true,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+};
+
+function draw(place, width) {
+  const figure = figures[place.dataset.chart];
+  drawn.add(place);
+  return Plotly.react(place, figure.data.map(dressed), layout(figure, width), config);
+}
+
+function redraw(width) {
+  for (const place of drawn) draw(place, width);
+}
+
+function show(wanted) {
+  theme = wanted;
+  root.dataset.theme = theme;
+  document.getElementById("theme").textContent = theme === "dark" ? "Light" : "Dark";
+}
+
+document.getElementById("theme").addEventListener("click", () => {
+  show(theme === "dark" ? "light" : "dark");
+  redraw();
+});
+
+for (const key of document.querySelectorAll(".legend button")) {
+  key.addEventListener("click", () => {
+    const method = Number(key.dataset.method);
+    hidden.has(method) ? hidden.delete(method) : hidden.add(method);
+    for (const other of document.querySelectorAll(`.legend button[data-method="${method}"]`))
+      other.setAttribute("aria-pressed", String(!hidden.has(method)));
+    redraw();
+  });
+}
+
+function order(a, b) {
+  // Numbers before texts, and what has no value last.
+  const x = a.dataset.value ?? a.textContent, y = b.dataset.value ?? b.textContent;
+  const known = (text) => text !== "" && Number.isFinite(Number(text));
+  if (known(x) && known(y)) return Number(x) - Number(y);
+  if (known(x) !== known(y)) return known(x) ? -1 : 1;
+  return x.localeCompare(y);
+}
+
+for (const table of document.querySelectorAll("table")) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const missing = (row) => row.cells[column].textContent === "-";
+    const rows = [...body.rows].sort((a, b) => missing(a) - missing(b) ||
+      (down ? -1 : 1) * order(a.cells[column], b.cells[column]));
+    body.append(...rows);
+  }));
+}
+
+const PRINTED = 680; // pixels of a printed page's width
+let before = theme;
+addEventListener("beforeprint", () => {
+  before = theme;
+  show("light");
+  for (const place of places) draw(place, PRINTED);
+});
+addEventListener("afterprint", () => {
+  show(before);
+  for (const place of places) draw(place);
+});
+
+show(theme);
+(function next(i) { // one after another, so that the first is there at once
+  if (i < places.length) Promise.resolve(drawn.has(places[i]) || draw(places[i])).then(() => setTimeout(next, 0, i + 1));
+  else root.dataset.drawn = "all";
+})(0);

@@ -1,0 +1,78 @@
+"""What a page is made of, as plain values: sections with tables and charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bespoke.errors import visible
+
+LONGEST = 80  # characters of a name that are shown
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell: what is shown, and what it is sorted by, where that is another value; None is sorted last."""
+
+    text: str
+    value: float | str | None = None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; the first column holds names, the others are right-aligned where `numbers` says so."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    numbers: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: `figure` is what plotly draws (`data`, `layout`), `alternative` tells in words what it shows."""
+
+    title: str
+    caption: str
+    alternative: str
+    figure: dict[str, Any]
+    wide: bool = True  # whether it takes the whole width of the page
+
+
+@dataclass(frozen=True)
+class Details:
+    """Text that is folded below its title, as it is."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under its own heading; `legend` shows which method has which colour."""
+
+    name: str
+    title: str
+    text: str = ""
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    details: tuple[Details, ...] = ()
+    legend: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page; `methods` are the labels whose numbers the charts' colours stand for."""
+
+    title: str
+    lead: str
+    methods: tuple[str, ...]
+    warnings: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+def short(text: str, longest: int = LONGEST) -> str:
+    """Return a name for the page: control characters become escapes, and of a long one the beginning is shown."""
+    text = visible(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}… ({len(text):,} characters)"

@@ -1,0 +1,111 @@
+"""A page as one HTML file, with everything that it needs inside, and printed by a browser that is there."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError, reason
+from bespoke.files import write_atomic
+from bespoke.report.page.parts import Page, short
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+SECONDS = 120  # that a browser may take to print
+
+
+def html(page: Page) -> str:
+    """Return the page as the text of an HTML file that asks nothing of a network."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    plotly = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    script = _own("page.js")
+    figures = [chart.figure for section in page.sections for chart in section.charts]
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["short"] = short
+    return environment.from_string(_own("page.html")).render(
+        page=page,
+        style=Markup(_own("page.css")),
+        plotly=Markup(plotly),
+        script=Markup(script),
+        figures=Markup(_json(figures)),
+        allowed=" ".join(_digest(text) for text in (plotly, script)),
+    )
+
+
+def write(page: Page, path: str | os.PathLike[str]) -> Path:
+    """Write the page to `path`, whole or not at all, and return the path."""
+    write_atomic(path, html(page))
+    return Path(path)
+
+
+def check_paths(out: Path, printed: Path | None = None) -> None:
+    """Refuse paths that cannot become a page and its print, before anything is read."""
+    for path, suffixes in ((out, (".html", ".htm")), (printed, (".pdf",))):
+        if path is None:
+            continue
+        if path.suffix.lower() not in suffixes:
+            raise UserError(f"cannot write {path}: the name must end in {' or '.join(suffixes)}")
+        if not path.parent.is_dir():
+            raise UserError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+    if printed is not None and browser() is None:
+        raise UserError("no browser was found to print with: install chromium, or print the page from your own browser")
+
+
+def browser() -> str | None:
+    """Return the path of a browser that prints without a screen, None if there is none."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def pdf(page: Path, path: Path) -> Path:
+    """Print a page to `path` through a browser, and return the path."""
+    program = browser()
+    if program is None:
+        raise UserError(f"no browser was found to print with: install chromium, or open and print {page}")
+    with tempfile.TemporaryDirectory(prefix="bespoke-print-") as folder:
+        target = Path(folder) / "page.pdf"
+        command = [program, "--headless", *_QUIET, f"--user-data-dir={folder}/profile", "--window-size=760,1000"]
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            command.append("--no-sandbox")  # a browser started by root has none
+        command += ["--no-pdf-header-footer", "--virtual-time-budget=20000", f"--print-to-pdf={target}"]
+        try:
+            subprocess.run([*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=SECONDS)
+            write_atomic(path, target.read_bytes())
+        except (OSError, subprocess.SubprocessError) as error:
+            raise UserError(
+                f"{program} could not print {page}: {reason(error)}; print it from your own browser"
+            ) from None
+    return path
+
+
+_QUIET = (
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def _own(name: str) -> str:
+    """Return the text of a file beside this one."""
+    return (resources.files(__package__ or "bespoke.report.page") / name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """Return JSON in which nothing can end the element that holds it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _digest(script: str) -> str:
+    """Return what allows exactly this script in the page's policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
