@@ -70,6 +70,10 @@ class _Runs:
     def _told(self) -> dict[int, dict[str, Any]]:
         return {id(run): run.folder.federation() or {} for _, run in self.every}
 
+    @cached_property
+    def _several_seeds(self) -> bool:
+        return len({run.seed for _, run in self.every}) > 1
+
     @property
     def unit(self) -> Unit:
         """How the metric's values are written."""
@@ -83,8 +87,9 @@ class _Runs:
         """Return a client's name, with the seed where several make other clients of the same name."""
         names = self.told(run).get("names", ())
         known = isinstance(client, int) and client < len(names)
-        seeds = {other.seed for _, other in self.every}
-        return (names[client] if known else str(client)) + (f" (seed {run.seed})" if len(seeds) > 1 else "")
+        name = names[client] if known else str(client)
+        name = f"client {name}" if name.isdigit() else name  # a number alone would read as a value
+        return name + (f" (seed {run.seed})" if self._several_seeds else "")
 
     def scored(self, label: str) -> Iterator[tuple[RecordedRun, Scores]]:
         """Yield each seed's run and its chosen scores of the clients that have any."""
@@ -117,7 +122,7 @@ def _compared(own: _Runs) -> Section:
     caption = (
         f"{_sentence(shown.caption)} Worst 10 %: mean of the worst tenth of the clients. CV: standard deviation over "
         "clients by the pooled value; smaller is more even. Bytes: both directions, all clients of a round. Seconds: a "
-        "whole run with its evaluations. Bold: the best of its column."
+        "whole run with its evaluations. Bold: the best value."
     )
     return Section("comparison", "Comparison", tables=(Table((*header, "seeds"), tuple(rows), caption),))
 
@@ -279,7 +284,7 @@ def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> C
         found.append(Strip(gains.label, place, place, gained, hover, note))
     points = "percentage points" if own.unit.sign else own.comparison.metric
     x = axis(f"{'gain' if own.comparison.higher else 'reduction'} in {points}", ticksuffix="")
-    caption = f"A point is a client: {words}; right of 0 is better. The dark line is the mean."
+    caption = f"A point is a client: {words}; right of 0 is better. The thick line is the mean."
     return strips(title, caption, x, found, zero=True)
 
 
@@ -289,7 +294,7 @@ def _gain_table(own: _Runs, title: str, rows: Sequence[_Gains]) -> Table:
         gained = _gained(own, gains)
         low, high = int(gained.argmin()), int(gained.argmax())
         counts = [int((gained > 0).sum()), int((gained == 0).sum()), int((gained < 0).sum())]
-        ends = [Cell(f"{short(gains.names[i], 40)} {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
+        ends = [Cell(f"{short(gains.names[i], 40)}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
         median = float(np.median(gained))
         middle = Cell(f"{median:+{unit.code}}", median)
         body.append((Cell(short(gains.label)), *(Cell(str(n), n) for n in counts), middle, *ends))
@@ -321,7 +326,7 @@ def _fairness(own: _Runs) -> Section:
             worst = order[: tenth(len(order))]
             if not len(worst):
                 continue
-            listed = ", ".join(f"{short(names[i], 40)} {own_values[i]:{unit.code}}" for i in worst[:NAMED])
+            listed = ", ".join(f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst[:NAMED])
             listed += f" and {len(worst) - NAMED} more" if len(worst) > NAMED else ""
             mean = float(own_values[worst].mean())
             several = len(own.groups[label]) > 1
@@ -330,7 +335,7 @@ def _fairness(own: _Runs) -> Section:
             )
         found.append(Strip(label, place, place, np.array(values, dtype=np.float64), hover))
     x = axis(f"test {metric}{unit.name}")
-    caption = f"A point is a client ({people(own.group)}), the dark line the mean over clients."
+    caption = f"A point is a client ({people(own.group)}), the thick line the mean over clients."
     chart = strips(f"Test {short(metric, 40)} of every client", caption, x, found)
     header = ("method", f"worst 10 %: mean{unit.name}", "clients, the worst first")
     worst_caption = "The worst tenth of the clients, rounded up; in brackets their seed, where there are several."
@@ -354,12 +359,13 @@ def _partition(own: _Runs) -> Section:
         which = f"{len(told['names'])} clients{new}; seed {run.seed}"
         if len(seen) > 1:
             which += f", as in {short(label)}, the first of {len(seen)} federations of these runs"
+        names = [own.name(run, client) for client in range(len(told["names"]))]
         rows = {split: told[split] for split in ("train", "val", "test") if any(told[split])}
         if counts := told.get("class_counts"):
             caption = f"Train rows by client and class: {which}. Clients are numbered in the order of the data."
-            charts.append(bubbles("Classes of every client", caption, told["names"], counts))
-        if rows and told["names"]:
-            charts.append(sizes("Rows of every client", f"Rows by client: {which}.", told["names"], rows))
+            charts.append(bubbles("Classes of every client", caption, names, counts))
+        if rows:
+            charts.append(sizes("Rows of every client", f"Rows by client: {which}.", names, rows))
     return Section("partition", "Partition", charts=tuple(charts))
 
 
@@ -403,7 +409,7 @@ def _logged(own: _Runs) -> Section:
         caption += "from the tenth to the ninetieth percentile."
         y, x = axis(title), axis("round", tickformat=",d")
         charts.append(lines(f"{title} by round", caption, x, y, by_round[name], several_kinds, True))
-        caption = f"{title} of every client in the last round that it took part in{groups}; the dark line is the mean."
+        caption = f"{title} of every client in the last round that it took part in{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title), last[name]))
     return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)
 

@@ -96,7 +96,7 @@ def lines(
         layout |= {"legend": {"orientation": "h", "y": -0.25, "yanchor": "top"}, "height": 400}
     if points > MOST:
         caption += f" Of {points:,} points {sum(len(thinned(len(o.x), each)) for o in drawn):,} are drawn."
-    return Chart(title, caption, _told_lines(drawn, y["title"]["text"]), {"data": data, "layout": layout}, wide)
+    return Chart(title, caption, _told_lines(drawn, y["title"]["text"]), _figure(data, layout), wide)
 
 
 def _told_lines(drawn: Sequence[Line], what: str) -> str:
@@ -176,7 +176,8 @@ def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], z
     layout = {"xaxis": x, "yaxis": rail, "height": 80 + ROW * len(rows), "hovermode": "closest", "showlegend": False}
     if points < everything.size:
         caption += f" Of {everything.size:,} points {points:,} are drawn, evenly spread from lowest to highest."
-    figure = {"data": data, "layout": layout | {"annotations": annotations, "shapes": shapes}}
+    layout |= {"annotations": annotations, "shapes": shapes, "margin": {"l": 8, "r": 12, "t": 12, "b": 44}}
+    figure = _figure(data, layout)
     return Chart(title, caption, f"Points, one for each client. {'; '.join(told) or 'No known value'}.", figure)
 
 

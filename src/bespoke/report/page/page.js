@@ -36,6 +36,7 @@ function layout(figure, width) {
     ...(width ? { width, autosize: false } : {}),
     xaxis: axis(given.xaxis),
     yaxis: axis(given.yaxis),
+    annotations: (given.annotations || []).map((note) => ({ ...note, bgcolor: paper, borderpad: 1 })),
     shapes: (given.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot" } })),
   };
 }
