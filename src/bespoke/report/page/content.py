@@ -16,7 +16,7 @@ from bespoke.errors import UserError
 from bespoke.report.compare import Chosen, choose, compare_groups
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, aggregate, tenth
-from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, sizes, strips
+from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, sizes, strips, whole
 from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
 from bespoke.report.summary import totals, trouble
@@ -164,7 +164,7 @@ def _curves(own: _Runs) -> Section:
     caption += " Line: mean over seeds; band: lowest to highest seed." if several else ""
     y = axis(f"mean test {metric}{unit.name}", hoverformat=unit.code)
     axes = {
-        "rounds": ("Over rounds", axis("round", tickformat=",d"), ""),
+        "rounds": ("Over rounds", whole("round", _span(drawn["rounds"])), ""),
         "bytes": ("Over bytes", axis("bytes sent and received, all clients", tickformat="~s", ticksuffix="B"), ""),
         "seconds": (
             "Over seconds",
@@ -178,6 +178,12 @@ def _curves(own: _Runs) -> Section:
         if drawn[name]
     ]
     return Section("curves", f"Test {short(metric, 40)} while training", charts=tuple(charts), legend=True)
+
+
+def _span(drawn: Sequence[Line]) -> float:
+    """Return how far the lines reach along x."""
+    ends = [end for line in drawn for end in (line.x[0], line.x[-1])]
+    return float(max(ends) - min(ends)) if ends else 0.0
 
 
 def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
@@ -407,7 +413,7 @@ def _logged(own: _Runs) -> Section:
         title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
         caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; band: "
         caption += "from the tenth to the ninetieth percentile."
-        y, x = axis(title), axis("round", tickformat=",d")
+        y, x = axis(title), whole("round", _span(by_round[name]))
         charts.append(lines(f"{title} by round", caption, x, y, by_round[name], several_kinds, True))
         caption = f"{title} of every client in the last round that it took part in{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title), last[name]))

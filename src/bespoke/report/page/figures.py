@@ -42,6 +42,11 @@ def axis(title: str, **settings: Any) -> dict[str, Any]:
     return {"title": {"text": plain(title), "standoff": 8}, "automargin": True, "zeroline": False, **settings}
 
 
+def whole(title: str, span: float) -> dict[str, Any]:
+    """Return an axis of whole numbers that reach over `span`: rounds, or places of clients."""
+    return axis(title, tickformat=",d", **({"dtick": 1} if span <= 12 else {}))  # else plotly's own steps are whole
+
+
 # --- lines ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,7 +214,7 @@ def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dic
     }
     ticks = thinned(len(classes), 20) if classes else []
     layout = {
-        "xaxis": axis("client", range=[-0.9, len(counts) - 0.1], tickformat=",d"),
+        "xaxis": whole("client", len(counts)) | {"range": [-0.9, len(counts) - 0.1]},
         "yaxis": axis("class", tickvals=[int(i) for i in ticks], ticktext=[plain(classes[i], 16) for i in ticks])
         | {"range": [-0.9, len(classes) - 0.1]},
         **{"height": height + 70, "hovermode": "closest", "showlegend": False},
@@ -241,10 +246,10 @@ def sizes(title: str, caption: str, names: Sequence[str], rows: dict[str, Sequen
         for place, (split, own) in enumerate(rows.items())
     ]
     layout = {
-        "xaxis": axis("clients, the largest first", tickformat=",d"),
+        "xaxis": axis("clients, the largest first", showticklabels=False),
         "yaxis": axis("rows"),
         **{"barmode": "stack", "bargap": 0.1, "height": 320, "hovermode": "closest", "showlegend": True},
-        "legend": {"orientation": "h", "y": 1.12},
+        "legend": {"orientation": "h", "y": 1.12, "traceorder": "normal"},
     }
     told = f"Bars of the rows of {len(names)} clients: {int(totals.min())} to {int(totals.max())}, "
     return Chart(title, caption, f"{told}median {float(np.median(totals)):g}.", _figure(data, layout))

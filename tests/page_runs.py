@@ -1,0 +1,59 @@
+"""Run folders written by hand, for the tests of report pages: any names, any size, no training."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
+
+HOSTILE = (
+    "<script>document.title='broken'</script>",
+    "\"quoted' & <b>bold</b> `${x}` %{customdata}",
+    "</script><img src=x onerror=document.title='broken'>",
+    "n" * 10_000,
+    "שלום \u202eright to left",
+    "$\\alpha$ <a href='https://example.org'>link</a>",
+)
+
+
+def written(
+    folder: Path,
+    method: str = "fedavg",
+    names: tuple[str, ...] = ("ann", "bob", "cyd", "dan", "eve", "fay"),
+    *,
+    seed: int = 0,
+    rounds: int = 4,
+    shift: float = 0.0,
+    before: bool = False,
+    logged: dict | None = None,
+    refused: dict | None = None,
+    note: str = "",
+    **federation,
+) -> RunFolder:
+    """A run of a classification with ten test rows for each client; client i gets better from round to round."""
+    folder.mkdir(parents=True)
+    name = json.dumps(method, ensure_ascii=False)
+    text = f'seed = {seed}\n[algorithm]\nname = {name}\n[data]\nname = "made"\n[training]\nrounds = {rounds}\n'
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    run, everyone = RunFolder(folder), list(range(len(names)))
+    sizes = {"train": [40 + 5 * i for i in everyone], "val": [0] * len(names), "test": [10] * len(names)}
+    run.write_json("federation.json", {"clients": len(names), "names": list(names), **sizes, **federation})
+    run.write_json("environment.json", {"python": "3.11", "device": "cpu", "notes": [note] if note else []})
+    higher = {"accuracy": True}
+    lines, rows = [], []
+    for number in range(1, rounds + 1):
+        row = {"round": number, "cohort": everyone, "refused": refused or {}, "train_loss": 1 / number}
+        row |= {"bytes_down": 1000 * len(names), "bytes_up": 1000 * len(names), "padding_waste": 0.0, "host_breaks": 0}
+        row |= {"logged": logged or {}, "evaluated": {"view": "personal", "metric": "accuracy", "higher": higher}}
+        rows.append(row)
+        for client in everyone:
+            for view, less in (("personal", 0), *([("global", client - 2)] if before else [])):
+                right = float(np.clip(2 + number + client % 5 - less + shift, 0, 10))
+                line = {"round": number, "client": client, "group": "train", "split": "test", "view": view}
+                lines.append(line | {"total": 10, "metrics": {"accuracy": [right, 10]}, "logged": {}})
+    run.append(ROUNDS, rows)
+    run.append(CLIENTS, lines)
+    phases = {"train": 0.5, "aggregate": 0.25, "evaluate": 1.0, "checkpoint": 0.0}
+    run.append(TIMING, [{"round": number, **phases} for number in range(1, rounds + 1)])
+    return run

@@ -1,0 +1,218 @@
+"""A page about runs: what it shows, as values and as one HTML file."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from page_runs import HOSTILE, written
+from small_runs import command
+
+from bespoke import UserError
+from bespoke.report import compare
+from bespoke.report.page import html, page_of
+from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, sizes, strips, thinned
+from bespoke.report.page.parts import short
+
+
+def section(page, name):
+    return next(each for each in page.sections if each.name == name)
+
+
+def texts(table):
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two methods with two views, class counts, conditions, logged values and a refused client."""
+    folder = tmp_path_factory.mktemp("two")
+    told = {
+        "class_counts": [{"0": 10 * (i + 1), "7": 3} for i in range(6)],
+        "conditions": ["clean", "fog:3", "clean", "fog:5", "clean", "clean"],
+    }
+    logged = {"beta": [0.1, 0.9, 0.2, 0.8, None, 0.3], "bytes_up": [1.0] * 6}
+    written(folder / "a", "fedavg", shift=-1, refused={"4": "it holds NaN"}, **told)
+    written(folder / "b", "pfedfda", before=True, logged=logged, note="ran in the loop", **told)
+    return page_of(folder), compare(folder)
+
+
+def test_the_table_is_that_of_compare(two):
+    page, comparison = two
+    (table,) = section(page, "comparison").tables
+    _, rows = comparison.cells()
+    shown = {cells[0]: cells for cells in texts(table)}
+    for method, mean, pooled, worst, sent, seconds, difference in rows:
+        cells = shown[method]
+        assert [*cells[:4], *cells[5:8]] == [method, mean, pooled, worst, sent, seconds, difference]
+    values = {row.label: row for row in comparison.rows}
+    cv = float(np.std(values["fedavg"].values) / np.mean(values["fedavg"].values))  # the clients are of one size
+    assert float(shown["fedavg"][4]) == pytest.approx(cv, abs=1e-3)
+    assert "[95 %] over clients" in table.caption
+
+
+def test_lines_go_by_rounds_bytes_and_seconds(two):
+    charts = section(two[0], "curves").charts
+    own = [[trace for trace in chart.figure["data"] if trace["meta"]["method"] == 0][-1] for chart in charts]
+    assert [trace["x"] for trace in own] == [[1, 2, 3, 4], [12e3, 24e3, 36e3, 48e3], [0.75, 1.5, 2.25, 3.0]]
+    assert own[0]["y"] == own[1]["y"] == own[2]["y"]
+    assert own[0]["y"][-1] == pytest.approx(100 * two[1].rows[0].mean.mean, abs=1e-3)
+    assert "fedavg from" in charts[0].alternative
+
+
+def test_clients_before_and_after(two):
+    """Of pfedfda, client i loses two rows and gains i by personalisation; against fedavg each gains one."""
+    personal, paired = section(two[0], "clients").charts
+    (points, _) = personal.figure["data"]
+    hover = {text.split("<br>")[0]: x for text, x in zip(points["customdata"], points["x"], strict=True)}
+    assert hover["ann"] == -20 and hover["dan"] == 10 and hover["cyd"] == 0
+    assert {x for x in paired.figure["data"][0]["x"]} == {10}
+    tables = section(two[0], "clients").tables
+    assert texts(tables[0]) == [["pfedfda", "3", "1", "2", "+5.0", "fay: +30.0", "ann: -20.0"]]
+    assert texts(tables[1]) == [["pfedfda", "6", "0", "0", "+10.0", "ann: +10.0", "ann: +10.0"]]
+
+
+def test_the_worst_tenth_is_named(two):
+    (table,) = section(two[0], "fairness").tables
+    assert texts(table)[0] == ["fedavg", "50.0", "ann: 50.0"]
+
+
+def test_partition_logged_values_and_warnings(two):
+    page = two[0]
+    classes, rows = section(page, "partition").charts
+    assert "ann<br>class 0: 10 rows" in classes.figure["data"][0]["customdata"]
+    assert len(classes.figure["data"][0]["x"]) == 12
+    assert [trace["name"] for trace in rows.figure["data"]] == ["train", "test"]
+    by_round, last = section(page, "logged").charts  # of beta alone: bytes are no logged value
+    medians = {trace["name"]: trace["y"] for trace in by_round.figure["data"] if "name" in trace}
+    assert medians == {"pfedfda, clean": [0.2] * 4, "pfedfda, fog": [0.85] * 4}
+    assert sorted(last.figure["data"][2]["customdata"])[0].startswith("bob<br>round 4")
+    assert "fedavg: eve was refused 4 times: it holds NaN" in page.warnings
+    assert "pfedfda: ran in the loop" in page.warnings
+    assert "device: cpu" in section(page, "setup").details[0].text
+
+
+def test_a_run_that_has_less_shows_what_it_has(tmp_path):
+    run = written(tmp_path / "run")
+    page = page_of(run.path)
+    assert [each.name for each in page.sections] == ["comparison", "curves", "fairness", "partition", "setup"]
+    assert [chart.title for chart in section(page, "partition").charts] == ["Rows of every client"]
+    for name in ("federation.json", "environment.json", "timing.jsonl"):
+        (run.path / name).unlink()
+    page = page_of(run.path)
+    assert [each.name for each in page.sections] == ["comparison", "curves", "fairness", "setup"]
+    assert len(section(page, "curves").charts) == 2
+    assert texts(section(page, "fairness").tables[0])[0][2] == "client 0: 60.0"
+
+
+def test_clients_of_several_seeds_are_told_apart(tmp_path):
+    for seed in (0, 1):
+        written(tmp_path / str(seed), seed=seed)
+    page = page_of(tmp_path)
+    (chart,) = section(page, "fairness").charts
+    assert {text.split("<br>")[0] for text in chart.figure["data"][0]["customdata"]} >= {"ann (seed 0)", "ann (seed 1)"}
+    assert section(page, "curves").charts[0].figure["data"][0]["meta"]["part"] == "band"
+
+
+class _Text(HTMLParser):
+    """What a browser would show, and the elements that it would make."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown, self.tags, self.scripts, self.inside = [], [], [], ""
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.inside = tag if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        (self.scripts if self.inside else self.shown).append(data)
+
+
+def test_hostile_names_are_text(tmp_path):
+    for i, name in enumerate(HOSTILE):
+        method = name.replace("\u202e", "")  # which TOML refuses unescaped
+        written(tmp_path / f"<img src=x> {i}", method, HOSTILE, note=name, class_counts=[{name: 3}] * len(HOSTILE))
+    text = html(page_of(tmp_path))
+    parsed = _Text()
+    parsed.feed(text)
+    shown = "".join(parsed.shown)
+    for name in HOSTILE:
+        assert short(name, 40) in shown, name
+    assert "\u202e" not in shown and "n" * 400 not in text.replace(_plotly(), "")
+    tags = [tag for tag, _ in parsed.tags]
+    assert tags.count("script") == 3 and "img" not in tags and "b" not in tags
+    assert all(own.get("href", "#").startswith(("#", "data:")) for _, own in parsed.tags)
+    assert not any(key.startswith("on") for _, own in parsed.tags for key in own)
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
+    drawn = [line for figure in figures for line in _strings(figure)]
+    allowed = r"</?b>|<br>|<extra></extra>"
+    assert any("&lt;script&gt;" in line for line in drawn)
+    assert not any("<" in re.sub(allowed, "", line) for line in drawn)
+
+
+def _strings(value):
+    """Every text in a figure."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
+
+
+def _plotly():
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def test_the_file_is_whole_and_small(two):
+    text = html(two[0])
+    assert len(text.encode()) < 6_000_000
+    assert "default-src 'none'" in text and text.count("sha256-") == 2
+    assert not re.search(r"(?:src|href)=[\"']?https?:", text.replace(_plotly(), ""))
+
+
+def test_many_points_are_thinned_and_the_caption_says_so():
+    values = np.linspace(0, 1, MOST + 5)
+    chart = strips("a", "b.", axis("x"), [Strip("m", 0, 0, values, ["client"] * len(values))])
+    assert len(chart.figure["data"][0]["x"]) == MOST and "Of 20,005 points 20,000 are drawn" in chart.caption
+    assert {0.0, 1.0} <= set(chart.figure["data"][0]["x"])
+    drawn = [Line(str(i), i, i, values, values) for i in range(3)]
+    chart = lines("a", "b.", axis("x"), axis("y"), drawn, False, True)
+    assert sum(len(trace["x"]) for trace in chart.figure["data"]) <= MOST and "points" in chart.caption
+    many = [{str(c): 1 + c for c in range(10)}] * 2_001
+    chart = bubbles("a", "b.", ["x"] * 2_001, many)
+    assert len(chart.figure["data"][0]["x"]) == MOST and "20,000 largest" in chart.caption
+    chart = sizes("a", "b.", ["x"] * 30_000, {"train": [1] * 30_000, "test": [1] * 30_000})
+    assert len(chart.figure["data"][0]["x"]) == MOST // 2 and "Of 30,000 clients" in chart.caption
+    assert thinned(5, 3).tolist() == [0, 2, 4] and thinned(1, 9).tolist() == [0]
+    assert numbers([1.23456789, np.nan]) == [1.23457, None]
+
+
+def test_the_command_writes_the_page_and_needs_no_torch(tmp_path):
+    written(tmp_path / "run")
+    code = "import sys; sys.argv[1:] = ['report', 'run', '-o', 'page.html']; from bespoke.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit as end: assert not end.code\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "report: page.html\n" and (tmp_path / "page.html").stat().st_size > 4_000_000
+
+
+def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
+    out = str(tmp_path / "page.txt")
+    assert "must end in .html" in command("report", "nowhere", "-o", out).sentence
+    assert "there is no folder" in command("report", "nowhere", "-o", str(tmp_path / "no" / "page.html")).sentence
+    page = str(tmp_path / "page.html")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no browser was found" in command("report", "no", "-o", page, "--pdf", str(tmp_path / "a.pdf")).sentence
+    run = written(tmp_path / "run")
+    (run.path / "environment.json").write_text("[]")
+    with pytest.raises(UserError, match=r"environment\.json is damaged"):
+        page_of(run.path)
