@@ -15,7 +15,7 @@ from bespoke import UserError
 from bespoke.report import compare
 from bespoke.report.page import html, page_of
 from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, sizes, strips, thinned
-from bespoke.report.page.parts import short
+from bespoke.report.page.parts import Chart, Page, Section, short
 
 
 def section(page, name):
@@ -155,6 +155,12 @@ def test_hostile_names_are_text(tmp_path):
     allowed = r"</?b>|<br>|<extra></extra>"
     assert any("&lt;script&gt;" in line for line in drawn)
     assert not any("<" in re.sub(allowed, "", line) for line in drawn)
+
+
+def test_a_figure_cannot_end_the_element_that_holds_it():
+    chart = Chart("title", "", "", {"data": ["</script><script>"], "layout": {"height": 1}})
+    text = html(Page("page", "", (), (), (Section("a", "A", charts=(chart,)),)))
+    assert "</script><script>" not in text and text.count("</script>") == 3
 
 
 def _strings(value):

@@ -151,14 +151,14 @@ def _curves(own: _Runs) -> Section:
             continue
         means = [[aggregate(e.scores(v, metric, n, own.group)).mean for n in rounds] for e, v in named]
         values = unit.scale * np.array(means, dtype=np.float64)  # [seeds, R], None becomes NaN
-        spread = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
+        low, high = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
         costs = [_spent(run) for run in runs.values()]
         for name, lists in drawn.items():
             if name == "rounds":
-                lists.append(Line(label, place, place, np.array(rounds, dtype=np.float64), values.mean(0), *spread))
+                lists.append(Line(label, place, place, np.array(rounds, dtype=np.float64), values.mean(0), low, high))
             elif all(cost[name] for cost in costs):
                 x = np.array([[cost[name].get(n, math.nan) for n in rounds] for cost in costs]).mean(0)
-                lists.append(Line(label, place, place, x, values.mean(0), *spread, tuple(rounds)))
+                lists.append(Line(label, place, place, x, values.mean(0), low, high, tuple(rounds)))
     several = any(line.low is not None for line in drawn["rounds"])
     caption = f"Mean over {people(own.group)}, on their test rows."
     caption += " Line: mean over seeds; band: lowest to highest seed." if several else ""
@@ -413,8 +413,8 @@ def _logged(own: _Runs) -> Section:
         title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
         caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; band: "
         caption += "from the tenth to the ninetieth percentile."
-        y, x = axis(title), whole("round", _span(by_round[name]))
-        charts.append(lines(f"{title} by round", caption, x, y, by_round[name], several_kinds, True))
+        along = whole("round", _span(by_round[name]))
+        charts.append(lines(f"{title} by round", caption, along, axis(title), by_round[name], several_kinds, True))
         caption = f"{title} of every client in the last round that it took part in{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title), last[name]))
     return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)

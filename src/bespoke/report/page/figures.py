@@ -212,10 +212,10 @@ def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dic
         },
         "meta": {"colour": 0},
     }
-    ticks = thinned(len(classes), 20) if classes else []
+    ticks = thinned(len(classes), 20).tolist() if classes else []
     layout = {
         "xaxis": whole("client", len(counts)) | {"range": [-0.9, len(counts) - 0.1]},
-        "yaxis": axis("class", tickvals=[int(i) for i in ticks], ticktext=[plain(classes[i], 16) for i in ticks])
+        "yaxis": axis("class", tickvals=ticks, ticktext=[plain(classes[i], 16) for i in ticks])
         | {"range": [-0.9, len(classes) - 0.1]},
         **{"height": height + 70, "hovermode": "closest", "showlegend": False},
     }

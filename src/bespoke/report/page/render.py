@@ -18,6 +18,17 @@ from bespoke.files import write_atomic
 from bespoke.report.page.parts import Page, short
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+FLAGS = (  # of a browser that prints one page and asks nothing of a network
+    "headless",
+    "disable-gpu",
+    "no-first-run",
+    "disable-background-networking",
+    "disable-component-update",
+    "disable-sync",
+    "window-size=760,1000",
+    "no-pdf-header-footer",
+    "virtual-time-budget=20000",
+)
 SECONDS = 120  # that a browser may take to print
 
 
@@ -72,27 +83,18 @@ def pdf(page: Path, path: Path) -> Path:
         raise UserError(f"no browser was found to print with: install chromium, or open and print {page}")
     with tempfile.TemporaryDirectory(prefix="bespoke-print-") as folder:
         target = Path(folder) / "page.pdf"
-        command = [program, "--headless", *_QUIET, f"--user-data-dir={folder}/profile", "--window-size=760,1000"]
+        flags = [*FLAGS, f"user-data-dir={folder}/profile", f"print-to-pdf={target}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
-            command.append("--no-sandbox")  # a browser started by root has none
-        command += ["--no-pdf-header-footer", "--virtual-time-budget=20000", f"--print-to-pdf={target}"]
+            flags.append("no-sandbox")  # a browser started by root has none
+        command = [program, *(f"--{flag}" for flag in flags), page.resolve().as_uri()]
         try:
-            subprocess.run([*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=SECONDS)
+            subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
             write_atomic(path, target.read_bytes())
         except (OSError, subprocess.SubprocessError) as error:
             raise UserError(
                 f"{program} could not print {page}: {reason(error)}; print it from your own browser"
             ) from None
     return path
-
-
-_QUIET = (
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 def _own(name: str) -> str:
