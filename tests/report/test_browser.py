@@ -18,11 +18,11 @@ ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking",
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
-    """Three methods, one of them with two views; two clients and a method have hostile names."""
+    """Three methods, one of them with two views; clients and methods have hostile names."""
     folder = tmp_path_factory.mktemp("browser")
     names = ("ann", "bob", *HOSTILE)
     written(folder / "a", "fedavg", names, shift=-1, class_counts=[{"0": 5, "1": 9}] * len(names))
-    written(folder / "b", "ditto", names, before=True, shift=1)
+    written(folder / "b", HOSTILE[1], names, before=True, shift=1)
     written(folder / "c", HOSTILE[0], names, logged={"beta": [0.5] * len(names)})
     return write(page_of(folder), folder / "report.html")
 
@@ -83,6 +83,8 @@ def test_hovering_over_a_point_names_the_client(opened):
         found.add(chart.locator(".hoverlayer").text_content())
     assert any(text.startswith("ann") for text in found)
     assert any(text.startswith("<script>document.title") for text in found), found
+    labels = chart.locator(".annotation").all_text_contents()
+    assert any("%{customdata}" in text for text in labels), labels
     assert chart.locator("a").count() == 0  # a link's tags are text too
 
 

@@ -154,6 +154,7 @@ def test_hostile_names_are_text(tmp_path):
     drawn = [line for figure in figures for line in _strings(figure)]
     allowed = r"</?b>|<br>|<extra></extra>"
     assert any("&lt;script&gt;" in line for line in drawn)
+    assert not any("%{" in re.sub(r"%\{(x|y|customdata|meta\.label)\}(?=$|:|,|<)", "", line) for line in drawn)
     assert not any("<" in re.sub(allowed, "", line) for line in drawn)
 
 

@@ -6,6 +6,8 @@ the colours of the theme. A text inside a chart may hold plotly's own tags, so t
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +25,9 @@ Floats = NDArray[np.float64]
 
 
 def plain(text: str, longest: int = 60) -> str:
-    """Return a name as text inside a chart, where plotly would read tags."""
-    return short(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return a name as text inside a chart, where plotly would read tags and fill in what stands in %{braces}."""
+    escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%{": "%&#123;"}
+    return re.sub(r"[&<>]|%\{", lambda found: escapes[found[0]], short(text, longest))
 
 
 def numbers(values: Any) -> list[float | None]:
@@ -130,7 +133,7 @@ class Strip:
     note: str = ""  # beside the label
 
 
-ROW = 58  # pixels
+ROW, LETTERS = 58, 42  # pixels of a row whose label has one line; letters of a line, which a phone has room for
 
 
 def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], zero: bool = False) -> Chart:
@@ -141,6 +144,8 @@ def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], z
     span = float(np.ptp(everything)) if everything.size else 1.0
     data: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
+    labels = ["<br>".join(map(plain, textwrap.wrap(short(row.label) + row.note, LETTERS))) for row in rows]
+    most_lines = 1 + max(label.count("<br>") for label in labels)
     told, points = [], 0
     for place, (row, own) in enumerate(zip(rows, finite, strict=True)):
         order = np.flatnonzero(own)[np.argsort(row.values[own], kind="stable")]  # so that thinning keeps the ends
@@ -173,12 +178,18 @@ def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], z
         annotations.append(
             {
                 **{"xref": "paper", "x": 0, "xanchor": "left", "y": place - 0.32, "yanchor": "middle"},
-                **{"text": plain(row.label, 44) + row.note, "showarrow": False, "align": "left", "xshift": 2},
+                **{"text": labels[place], "showarrow": False, "align": "left", "xshift": 2},
             }
         )
     shapes = [{"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}] if zero else []
     rail = {"range": [len(rows) - 0.45, -0.6], "visible": False, "fixedrange": True}
-    layout = {"xaxis": x, "yaxis": rail, "height": 80 + ROW * len(rows), "hovermode": "closest", "showlegend": False}
+    layout = {
+        "xaxis": x,
+        "yaxis": rail,
+        "height": 80 + (ROW + 22 * (most_lines - 1)) * len(rows),
+        "hovermode": "closest",
+        "showlegend": False,
+    }
     if points < everything.size:
         caption += f" Of {everything.size:,} points {points:,} are drawn, evenly spread from lowest to highest."
     layout |= {"annotations": annotations, "shapes": shapes, "margin": {"l": 8, "r": 12, "t": 12, "b": 44}}

@@ -9,7 +9,7 @@ let theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light
 const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 const faint = (hex) => hex + "33";
 
-function dressed(trace) {
+function dressed(trace, width) {
   // The colours of the theme that is on: a trace only says which of them is its own.
   const meta = trace.meta || {};
   const own = meta.ink ? colour("--ink") : colour("--c" + meta.colour);
@@ -17,6 +17,7 @@ function dressed(trace) {
   if (meta.part === "band") return { ...dress, fillcolor: faint(own), line: { width: 0 } };
   if (trace.line) dress.line = { ...trace.line, color: own };
   if (trace.marker) dress.marker = { ...trace.marker, color: own };
+  if (trace.marker?.sizeref) dress.marker.sizeref /= Math.min(1, width / 900) ** 2; // smaller bubbles on a phone
   return dress;
 }
 
@@ -50,7 +51,7 @@ const config = {
 function draw(place, width) {
   const figure = figures[place.dataset.chart];
   drawn.add(place);
-  return Plotly.react(place, figure.data.map(dressed), layout(figure, width), config);
+  return Plotly.react(place, figure.data.map((trace) => dressed(trace, width || place.clientWidth)), layout(figure, width), config);
 }
 
 function redraw(width) {

@@ -75,4 +75,4 @@ class Page:
 def short(text: str, longest: int = LONGEST) -> str:
     """Return a name for the page: control characters become escapes, and of a long one the beginning is shown."""
     text = visible(text)
-    return text if len(text) <= longest else f"{text[: longest - 1]}… ({len(text):,} characters)"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
