@@ -205,3 +205,10 @@ def test_threads_do_not_change_the_hashes(threads, monkeypatch):
         monkeypatch.setattr(identity, "cores", lambda number=number: number)
         found.append(identity.content_hashes(pool))
     assert found[0] == found[1] and len(set(found[0])) == 6
+
+
+def test_classes_are_counted_by_client_on_train_rows():
+    x, y = torch.zeros(7, 2), torch.tensor([0, 0, 2, 1, 1, 1, 0])
+    train, rest, none = Rows.of([[0, 1, 2], [3, 4], []]), Rows.of([[5], [6], []]), Rows.of([[]] * 3)
+    told = identity.described(FederatedData(x, y, train, rest, none, 3, 3, ("a", "b", "c")))
+    assert told["class_counts"] == [{"0": 2, "2": 1}, {"1": 2}, {}] and told["classes"] == [2, 1, 0]
