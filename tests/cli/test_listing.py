@@ -8,6 +8,7 @@ from small_runs import command
 
 import bespoke
 from bespoke.cli.listing import settings
+from bespoke.network.settings import FederationSettings
 from bespoke.runs.experiment import changed, literal, table_names
 
 
@@ -18,7 +19,7 @@ def listed(*words):
 
 
 def test_every_setting_of_an_experiment_is_listed():
-    found, tables = settings(None), bespoke.Experiment().tables()
+    found, tables = settings(None), bespoke.Experiment(federation=FederationSettings(quorum=2)).tables()
     assert list(found) == table_names() == [name for name in tables if name not in ("seed", "algorithm")]
     for name, rows in found.items():
         assert {key: row["default"] for key, row in rows.items()} == tables[name]
