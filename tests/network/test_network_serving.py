@@ -3,13 +3,14 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from network_runs import Wire
 from sklearn.datasets import load_digits
-from small_runs import same_tensors
+from small_runs import command, records, same_tensors
 
 import bespoke
 from bespoke.core import tree
@@ -21,10 +22,12 @@ from bespoke.network.settings import FederationSettings
 from bespoke.runs import joining
 from bespoke.runs.agreement import terms_of
 from bespoke.runs.checkpoint import load_newest
+from bespoke.runs.experiment import load
 from bespoke.runs.joining import member
 from bespoke.runs.serving import serve
 
 SCALED = ("normalise(mean=[0.03137255], deviation=[0.03137255])",)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "federation.toml"
 KEYS = ("key a", "key b", "key c")
 QUICK = FederationSettings(round_timeout=0.01, interval=0.001)
 
@@ -74,6 +77,10 @@ class Members(Wire):
     def member(self, key):
         place = self.keys.index(key)
         return member(self.experiment, self.paths[place], self.homes / key, told=self.said.append)
+
+
+class Died(Exception):
+    """The server's process ended."""
 
 
 def lines(folder, name):
@@ -174,15 +181,18 @@ def test_without_a_quorum_nothing_begins(tmp_path):
 
 def test_those_who_do_not_answer_are_asked_three_times_while_they_stay(tmp_path):
     own = one_round(federation=replace(QUICK, quorum=2))
-    link, asked = Members(own, files(tmp_path / "data"), tmp_path), []
+    link, asked, looks = Members(own, files(tmp_path / "data"), tmp_path), [], []
+    link.change = lambda request, reply: asked.append(request["kind"]) or "its app ended"
 
-    def crashes(request, reply):
-        asked.append(request["kind"])
-        return "its app ended" if len(asked) <= 9 else reply
+    def online():
+        looks.append(0)
+        if len(looks) == 6:
+            raise Died
+        return set(KEYS)
 
-    link.change = crashes
-    with pytest.raises(UserError, match=r"^0 of 3 clients came"):
-        served(own, link, tmp_path / "out", wait=0.2)
+    link.online = online
+    with pytest.raises(Died):
+        served(own, link, tmp_path / "out", wait=600.0)
     assert asked == ["enrol"] * 9
 
 
@@ -253,3 +263,120 @@ def test_rows_that_changed_since_enrolment_are_refused(tmp_path):
     run, _ = served(own, link, tmp_path / "out")
     assert run.folder.rounds()[1]["refused"] == {"1": "it has 110 train rows, and declared 112"}
     assert "scores of client 1 were refused: it scores 27 test rows, and declared 28" in run.notes
+
+
+# --- what survives, and what stays ---------------------------------------------------------------------------------
+
+
+def test_a_server_that_died_goes_on_with_the_roster_of_its_checkpoint(tmp_path):
+    own = experiment("ditto")
+    paths = files(tmp_path / "data")
+    whole, _ = served(own, Members(own, paths, tmp_path / "whole"), tmp_path / "out")
+    link = Members(own, paths, tmp_path / "parts")
+
+    def dies(request, reply):
+        if request["kind"] == "train" and request["round"] == 2:
+            raise Died
+        return reply
+
+    link.change = dies
+    with pytest.raises(Died):
+        served(own, link, tmp_path / "again")
+    with pytest.raises(UserError, match="already holds a run"):
+        served(own, Members(own, paths, tmp_path / "parts"), tmp_path / "again")
+    link = Members(own, paths, tmp_path / "parts")
+    link.offline = {KEYS[0]}
+    with pytest.raises(UserError, match=r"^2 of 3 clients came within 0 s, and the quorum is 3"):
+        served(replace(own, federation=replace(QUICK, quorum=3)), link, tmp_path / "again", resume=True)
+    link.offline = set()
+    again, said = served(own, link, tmp_path / "again", resume=True)
+    assert [line.rpartition(": ")[2] for line in said[:3]] == ["here"] * 3 and again.last_round == 3
+    assert records(tmp_path / "again") == records(tmp_path / "out")
+    for key in KEYS:
+        one, two = (tree.flatten(bespoke.load_model(tmp_path / part / key / joining.MODEL).personal) for part in PARTS)
+        assert same_tensors(one, two)
+    assert whole.notes == again.notes == []
+
+
+PARTS = ("whole", "parts")
+
+
+def test_a_run_that_is_stopped_lets_nobody_finish_until_it_is_resumed(tmp_path):
+    own = experiment("fedavg")
+    link = Members(own, files(tmp_path / "data"), tmp_path)
+    stopped, _ = served(own, link, tmp_path / "out", stop=lambda: True)
+    assert stopped.last_round == 1 and not list(tmp_path.glob(f"*/{joining.MODEL}"))
+    served(own, link, tmp_path / "out", resume=True)
+    assert len(list(tmp_path.glob(f"*/{joining.MODEL}"))) == 3
+
+
+def test_every_client_keeps_its_own_model_and_report(tmp_path):
+    own = experiment("fedavg", training=bespoke.Training(rounds=1, epochs=5, batch=8, lr=0.2))
+    paths = files(tmp_path / "data")
+    link = Members(own, paths, tmp_path)
+    run, _ = served(own, link, tmp_path / "out")
+    for client, key in enumerate(KEYS):
+        report = json.loads((tmp_path / key / joining.REPORT).read_text())
+        scored = next(row for row in run.folder.clients() if row["client"] == client)["metrics"]["accuracy"]
+        assert report["after"] == pytest.approx(scored[0] / scored[1], abs=1e-6)
+        model = bespoke.load_model(tmp_path / key / joining.MODEL)
+        with np.load(paths[client]) as found:
+            assert report["after"] == model.score(found["x_test"], found["y_test"]) == model.about["score"]["value"]
+            before = replace(model, personal=terms_of(own).params)  # of FedAvg: the common initial weights as they are
+            assert report["before"] == before.score(found["x_test"], found["y_test"]) < report["after"]
+            assert report["rows"] == {"train": len(found["y"]), "val": 0, "test": len(found["y_test"])}
+        assert (report["client"], report["round"], report["experiment"]) == (str(client), 1, own.hash())
+        done = command("predict", tmp_path / key / joining.MODEL, "--data", paths[client], "-o", tmp_path / "p.csv")
+        assert done.code == 0 and f"{len(np.load(paths[client])['x'])} predictions" in done.out
+    assert [line.partition(":")[0] for line in link.said] == ["finished after round 1"] * 3
+    with pytest.raises(UserError, match="cannot be inspected"):
+        _ = run.models
+
+
+def test_a_finished_federation_removes_the_states_of_earlier_ones_alone(tmp_path):
+    own = experiment("fedrep", training=bespoke.Training(rounds=1, batch=64))
+    paths = files(tmp_path / "data")
+    served(own, Members(own, paths, tmp_path), tmp_path / "first")
+    states = tmp_path / KEYS[0] / joining.STATES
+    (old,) = states.iterdir()
+    (states / "mine").mkdir()
+    (old / "0" / "note.txt").touch()
+    link = Members(own, paths, tmp_path)
+    link.change = lambda request, reply: reply if request["kind"] != "finish" else None
+    served(own, link, tmp_path / "second")  # whose last answers are lost
+    assert [path.name for path in (old / "0").iterdir()] == ["note.txt"]
+    (new,) = (path for path in states.iterdir() if path not in (old, states / "mine"))
+    assert list((new / "0").glob("*.state"))  # the run may be lengthened
+    longer = replace(own, training=replace(own.training, rounds=2))
+    again, _ = served(longer, Members(longer, paths, tmp_path), tmp_path / "second", resume=True)
+    assert again.last_round == 2 and again.notes == []
+
+
+def test_members_that_are_away_at_the_end_are_waited_for_and_then_named(tmp_path):
+    own = one_round(federation=replace(QUICK, round_timeout=0.3))
+    link, asked, looks = Members(own, files(tmp_path / "data"), tmp_path), [], []
+    link.change = lambda request, reply: asked.append(request["kind"]) or reply
+    online = link.online
+
+    def some_are_away():
+        looks.extend(["at the end"] * ("evaluate" in asked))
+        link.offline = {KEYS[2]} if len(looks) > 3 else set(KEYS[1:]) if looks else set()  # one comes back
+        return online()
+
+    link.online = some_are_away
+    run, said = served(own, link, tmp_path / "out")
+    note = "client 2 has made no personal model: it was offline"
+    assert run.notes[-1] == said[-1] == note and said[-2] == "2 of 3 clients have their models"
+    assert json.loads((tmp_path / "out" / "environment.json").read_text())["notes"][-1] == note
+    _, said = served(own, Members(own, link.paths, tmp_path), tmp_path / "out", resume=True)
+    assert said == ["3 of 3 clients have their models"]
+
+
+def test_the_shipped_example_is_a_federation(tmp_path):
+    own, _ = load(EXAMPLE)
+    own = replace(own, federation=QUICK, training=replace(own.training, rounds=1))
+    run, said = served(own, Members(own, files(tmp_path / "data"), tmp_path), tmp_path / "out")
+    assert run.accuracy > 0.5 and said[-1] == "3 of 3 clients have their models"
+    assert own.hash() == load(EXAMPLE)[0].hash()
+    done = command("run", EXAMPLE)
+    assert done.sentence.startswith('[data] name = "contract" has no rows')
