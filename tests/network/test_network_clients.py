@@ -133,6 +133,31 @@ def test_an_upload_beyond_the_bound_is_a_refusal_too(tmp_path):
     assert [member.accepted for member in clients.store.members] == [2, 1, 2, 0]
 
 
+def test_a_lone_client_beyond_the_bound_is_refused_until_it_is_in_quarantine(tmp_path):
+    network = Network(terms("fedavg", FULL), tmp_path)
+    clients, shift = network.clients(), tree.map(lambda x: x + 1e9, network.terms.params)
+    over = federation(network.terms, clients)
+    server = next(over.rounds()).server
+    network.wire.offline = {"key 0", "key 2"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NetworkClients, "_upload", lambda *_: {"model": shift})
+        for number in (2, 3, 4):
+            done = next(over.rounds(server, number))
+            assert "beyond [training] bound" in done.refused[1] and toy.same_bits(done.server, server)
+    assert [member.strikes for member in clients.store.members] == [0, 3, 0, 0]
+    assert clients.notes == ["client 1 is in quarantine after round 4: 3 uploads in a row were refused"]
+
+
+def test_a_step_of_the_servers_that_fails_blames_nobody(tmp_path):
+    network = Network(terms("fedavg", FULL), tmp_path)
+    clients = network.clients()
+    over = federation(network.terms, clients)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(network.terms.algorithm), "aggregate", lambda *_: {"model": {"x": torch.tensor(torch.nan)}})
+        done = next(over.rounds())
+    assert list(done.refused) == [0, 1, 2] and [member.strikes for member in clients.store.members] == [0] * 4
+
+
 def test_only_those_who_answered_can_be_accepted(network):
     clients = network.clients()
     over = federation(network.terms, clients)
