@@ -464,3 +464,57 @@ def test_local_evaluation_sends_what_was_just_trained(tmp_path):
         found.append(over.evaluate(next(over.rounds())))
     assert [row.client for row in found[0]] == [0, 1, 2, 3]
     assert found[0] == found[1]
+
+
+# --- who leaves while the server waits -----------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(network, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("bespoke.network.clients.time", clock)
+    clients, held = network.clients(FederationSettings(600.0, interval=0.5)), {}
+    comes, pull = {2: 3.5, 0: 9.0}, network.wire.pull  # when an answer comes; one does after a look at which it is gone
+
+    def late():
+        network.wire.offline = {"key 1", "key 2"} if clock.now >= 1.0 else set()
+        for client in [client for client, when in comes.items() if clock.now >= when]:
+            del comes[client]
+            network.wire.waiting.append((f"key {client}", held[client]))
+        return pull()
+
+    network.wire.change = lambda request, reply: held.update({request["client"]: reply})
+    network.wire.pull = late
+    (done,) = rounds(network, clients)
+    assert done.trained.missing == {1: "it went offline before it answered"}
+    assert done.uploads.clients.tolist() == [0, 2] and clock.now == 9.0
+
+
+def test_a_round_waits_for_a_quorum_and_ends_the_run_if_none_comes(network, monkeypatch):
+    clock, said = Clock(), []
+    monkeypatch.setattr("bespoke.network.clients.time", clock)
+    clients = network.clients(FederationSettings(600.0, 2, 0.5), wait=20.0, told=said.append)
+    (first,) = rounds(network, clients)
+    assert said[-1].endswith(": here") and clock.now == 0.0
+    online = network.wire.online
+    network.wire.offline = {"key 0", "key 1", "key 3"}
+    network.wire.online = lambda: set(network.keys) if clock.now >= 5.0 else online()
+    (second,) = rounds(network, clients, 1, first.server, 2)
+    assert said[-1] == "round 2 waits for a quorum of 2 clients: 1 are there"
+    assert clock.now == 5.0 and len(second.uploads.clients) == 3
+    network.wire.online = online
+    with pytest.raises(UserError, match=r"^round 3 cannot begin: 1 of 4 clients are there after 20 s, and the quorum"):
+        rounds(network, clients, 1, second.server, 3)
+    assert clock.now == 25.0

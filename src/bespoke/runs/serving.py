@@ -56,13 +56,13 @@ def serve(
         adapt_rounds=evaluation.adapt_rounds,
         adapt_epochs=evaluation.adapt_epochs,
         settings=experiment.federation,
+        wait=wait,
         told=told,
     )
     clients.notes += ignored(experiment)
     if resume and (folder.path / FEDERATION).exists():
-        clients.wait = wait  # for the roster, which is in the checkpoint
         pool, described = _recorded(agreed.pool, folder)
-        for client, key in enumerate(described["roster"]):
+        for client, key in enumerate(described["roster"]):  # who are waited for once the checkpoint is read
             clients.declared[key] = {split: getattr(pool, split).sizes[client] for split in SIZES}
     else:
         clients.gather(wait)
