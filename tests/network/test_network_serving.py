@@ -380,3 +380,15 @@ def test_the_shipped_example_is_a_federation(tmp_path):
     assert own.hash() == load(EXAMPLE)[0].hash()
     done = command("run", EXAMPLE)
     assert done.sentence.startswith('[data] name = "contract" has no rows')
+
+
+@pytest.mark.parametrize(
+    "rows", [{}, {"train": 0}, {"train": -1}, {"train": True}, {"train": 1.5}, {"train": 2**60}, {"train": 5, "x": 1}]
+)
+def test_rows_that_nobody_can_have_are_refused(rows, tmp_path):
+    own, said = one_round(), []
+    link = Members(own, files(tmp_path / "data"), tmp_path)
+    link.change = lambda request, reply: Message(json.dumps(json.loads(reply.head) | {"rows": rows}), reply.leaves)
+    with pytest.raises(UserError, match=r"^0 of 3 clients came"):
+        serve(own, link, tmp_path / "out", wait=0.0, told=said.append)
+    assert said[0].startswith(f"client {fingerprint(KEYS[0])[:16]} is refused: it declares ")
