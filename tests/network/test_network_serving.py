@@ -164,8 +164,11 @@ def test_with_a_quorum_the_run_begins_and_a_free_place_is_taken_later(tmp_path):
     assert rounds[0]["evaluated"]["missing"] == {"2": "it has not joined yet"}
     late = f"client 2, {fingerprint(KEYS[1])[:16]}, joined late"
     assert late in said and late in run.notes and said[-1] == "3 of 3 clients have their models"
-    again, more = served(own, link, tmp_path / "out", resume=True)  # its place is in the checkpoint
-    assert again.last_round == 2 and more == ["3 of 3 clients have their models"]
+    longer = replace(own, training=bespoke.Training(rounds=3, batch=64))
+    again, _ = served(longer, link, tmp_path / "out", resume=True)  # its place is in the checkpoint
+    assert "missing" not in again.folder.rounds()[2] and again.notes == []
+    own, _ = served(own, link, tmp_path / "other", resume=True)  # where there is nothing yet: all by their keys
+    assert own.folder.federation()["roster"] == [fingerprint(key) for key in KEYS]
 
 
 def test_without_a_quorum_nothing_begins(tmp_path):
