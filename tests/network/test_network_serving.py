@@ -363,7 +363,7 @@ def test_members_that_are_away_at_the_end_are_waited_for_and_then_named(tmp_path
 
     def some_are_away():
         looks.extend(["at the end"] * ("evaluate" in asked))
-        link.offline = {KEYS[2]} if len(looks) > 3 else set(KEYS[1:]) if looks else set()  # one comes back
+        link.offline = {KEYS[2]} if len(looks) > 2 else set(KEYS[1:]) if looks else set()  # one comes back
         return online()
 
     link.online = some_are_away
