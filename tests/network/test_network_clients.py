@@ -484,7 +484,7 @@ class Clock:
 
 def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(network, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("bespoke.network.clients.time", clock)
+    monkeypatch.setattr("bespoke.network.roster.time", clock)
     clients, held = network.clients(FederationSettings(600.0, interval=0.5)), {}
     comes, pull = {2: 3.5, 0: 9.0}, network.wire.pull  # when an answer comes; one does after a look at which it is gone
 
@@ -504,7 +504,7 @@ def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(netwo
 
 def test_a_round_waits_for_a_quorum_and_ends_the_run_if_none_comes(network, monkeypatch):
     clock, said = Clock(), []
-    monkeypatch.setattr("bespoke.network.clients.time", clock)
+    monkeypatch.setattr("bespoke.network.roster.time", clock)
     clients = network.clients(FederationSettings(600.0, 2, 0.5), wait=20.0, told=said.append)
     (first,) = rounds(network, clients)
     assert said[-1].endswith(": here") and clock.now == 0.0

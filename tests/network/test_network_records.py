@@ -135,8 +135,8 @@ def unless_away(evaluate):
     """An evaluation without client 1 after round 2."""
 
     def evaluated(self, round, *given):
-        self.link.offline = {"key 1"} if round == 2 else set()
-        found, self.link.offline = evaluate(self, round, *given), set()
+        self.roster.link.offline = {"key 1"} if round == 2 else set()
+        found, self.roster.link.offline = evaluate(self, round, *given), set()
         return found
 
     return evaluated

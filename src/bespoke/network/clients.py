@@ -2,10 +2,9 @@
 
 import math
 import secrets
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -13,9 +12,9 @@ from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.core import tree
 from bespoke.core.algorithm import Uploads
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError, shown, visible
+from bespoke.errors import shown, visible
 from bespoke.network.checks import check_claims, check_upload
-from bespoke.network.ledger import STRIKES, Ledger, Member, fingerprint
+from bespoke.network.ledger import STRIKES, Ledger
 from bespoke.network.messages import (
     Message,
     MessageError,
@@ -27,33 +26,13 @@ from bespoke.network.messages import (
     read_head,
     write_head,
 )
+from bespoke.network.roster import Link, Roster, unexpected
 from bespoke.network.settings import FederationSettings
 from bespoke.network.terms import Answers, Terms
 from bespoke.network.versions import NAME
 
 _MOST_VIEWS, _LONGEST_NAME, _MOST_BYTES = 64, 100, 2.0**53
-_LOOK = 2.0  # seconds between two looks at who is connected, while answers are awaited
-_TRIES = 3  # to enrol a client that stays connected
 _MEMBERS_OF_METRIC = 10_000  # numbers of a metric whose parts are lists
-
-
-class Link(Protocol):
-    """What carries messages to clients and back. A client is known by its public key, which the link has verified."""
-
-    def online(self) -> set[str]:
-        """Return the keys of the clients that are connected now."""
-        ...
-
-    def push(self, messages: Mapping[str, Message]) -> None:
-        """Send each client its message; do not wait for any answer."""
-        ...
-
-    def pull(self) -> list[tuple[str, Message | str]]:
-        """Return the answers that have come since the last call, by key.
-
-        A text in place of an answer says why there will be none to the last message pushed to this client.
-        """
-        ...
 
 
 @dataclass
@@ -79,190 +58,32 @@ class NetworkClients:
         *,
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
-        settings: FederationSettings | None = None,
+        settings: FederationSettings = FederationSettings(),  # noqa: B008 - it is frozen
         wait: float | None = None,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Take the form of the ``answers``, of :func:`bespoke.network.terms.dry_run`, and the ``ledger`` of clients.
 
-        The first round waits so many seconds for the roster, and each for a quorum of it; None: for nobody. ``told`` is
-        called with lines on who is there.
+        ``wait`` and ``told`` are as for :class:`Roster`.
         """
         method = type(terms.algorithm).__name__
         check_layout(terms.down, f"what {method} sends to its clients")
         check_layout(answers.up, f"the upload of {method}")
         check_claims(terms.algorithm, answers.up)
-        self.terms, self.answers, self.store, self.link = terms, answers, ledger, link
-        self.wait, self.told = wait, told
-        self.adapt_rounds, self.adapt_epochs, self.settings = (
-            adapt_rounds,
-            adapt_epochs,
-            settings or FederationSettings(),
-        )
+        self.terms, self.answers, self.store = terms, answers, ledger
+        self.adapt_rounds, self.adapt_epochs, self.settings = adapt_rounds, adapt_epochs, settings
+        self.roster = Roster(terms.experiment, ledger, link, settings, wait, told)
         self.notes: list[str] = []
-        self._gathered = False
-        self.guests: list[Member] = []  # joined after the roster was full: new clients, behind all others
-        self.declared: dict[str, dict[str, int]] = {}  # rows by split, of those who enrolled, by fingerprint
         self.absent: dict[int, str] = {}  # who did not answer the last evaluation,
         self._evaluated = 0  # and its round
-        self._tries: dict[str, int] = {}  # to enrol those who are connected, by key
         self._proposed: tuple[int, dict[int, str]] = 0, {}  # the round, and versions by client
-
-    # --- who is there -------------------------------------------------------------------------------------------
-
-    def gather(self, wait: float) -> None:
-        """Wait until every place of the roster is taken and its member is there, or for the quorum if it takes long.
-
-        Free places go to those who are there then, in the order of their public keys.
-        """
-        end, roster, self._gathered = time.monotonic() + wait, self.store.members, True
-        here, lacking = dict[str, str](), -1
-        while True:
-            here = self._online()
-            free, known = sum(not member.key for member in roster), {member.key for member in roster}
-            if free:
-                self._enrol(here)
-            enrolled = [name for name in here if name not in known and name in self.declared]
-            there = sum(member.key in here for member in roster) + min(free, len(enrolled))
-            if there == len(roster):
-                break
-            if lacking != len(roster) - there:
-                lacking = len(roster) - there
-                self.told(f"waiting for {lacking} of {len(roster)} clients")
-            if time.monotonic() >= end:
-                if there < self.settings.quorum:
-                    raise UserError(
-                        f"{there} of {len(roster)} clients came within {wait:g} s, and the quorum is "
-                        f"{self.settings.quorum}: start them, wait longer, or lower [federation] quorum"
-                    )
-                break
-            time.sleep(self.settings.interval)
-        self._seat(here)
-        for client, member in enumerate(roster):
-            rows = f", {member.key[:16]}, with {member.rows:,} train rows" if member.key else ""
-            self.told(f"client {client}{rows}: {'here' if member.key in here else self._why_not(member)}")
-
-    def _await_quorum(self, round: int) -> None:
-        """Wait until a quorum of the roster is there; end the run, which can be resumed, if it takes too long."""
-        quorum, wait = self.settings.quorum, self.wait or 0.0
-        end, said = time.monotonic() + wait, False
-        while True:
-            here = self._online()
-            there = sum(member.key in here and not member.quarantined for member in self.store.members)
-            if there >= quorum:
-                return
-            if time.monotonic() >= end:
-                raise UserError(
-                    f"round {round} cannot begin: {there} of {len(self.store.members)} clients are there after "
-                    f"{wait:g} s, and the quorum is {quorum}; all before it is saved: start the clients and resume"
-                )
-            if not said:
-                self.told(f"round {round} waits for a quorum of {quorum} clients: {there} are there")
-            said = True
-            time.sleep(self.settings.interval)
-
-    def _online(self) -> dict[str, str]:
-        """Return the keys of those who are connected, by fingerprint, in the order of the keys."""
-        keys = sorted(self.link.online())
-        self._tries = {key: self._tries.get(key, 0) for key in keys}
-        return {fingerprint(key): key for key in keys}
-
-    def _enrol(self, here: dict[str, str]) -> None:
-        """Ask strangers for their rows."""
-        known = {member.key for member in (*self.store.members, *self.guests)} | self.declared.keys()
-        strangers = {name: key for name, key in here.items() if name not in known and self._tries[key] < _TRIES}
-        asked = replace(self._request("enrol", 1, 0), accepted=0, version="", oldest=0)  # nothing of anybody's
-        requests = {key: replace(asked, id=secrets.token_hex(8)) for key in strangers.values()}
-
-        def heard(key: str, answer: Message | str) -> bool:
-            name = fingerprint(key)
-            if isinstance(answer, str):
-                self.told(f"client {name[:16]} gave no answer: {visible(answer[:200])}")
-                return True
-            try:
-                rows = self._declaration(requests[key], answer)
-            except MessageError as error:
-                self._tries[key] = _TRIES  # what is wrong with its data will be so next time
-                self.told(f"client {name[:16]} is refused: {error}")
-                return True
-            if rows is not None:
-                self.declared[name] = rows
-            return rows is not None
-
-        for key in requests:
-            self._tries[key] += 1
-        messages = {key: Message(write_head(request)) for key, request in requests.items()}
-        for key, why in self._collect(messages, heard).items():
-            self.told(f"client {fingerprint(key)[:16]} cannot enrol: {why}")
-
-    def _declaration(self, request: Request, answer: Message) -> dict[str, int] | None:
-        """Return the rows that a client declares, by split; None for a late answer to something else."""
-        reply = read_head(answer.head, Reply)
-        if reply.id != request.id:
-            return None
-        if reply.kind != "enrolled":
-            raise MessageError(_unexpected(reply))
-        if reply.experiment != request.experiment:
-            raise MessageError("its answer is of another experiment")
-        most = self.settings.most_rows
-        sound = reply.rows.keys() <= {"train", "test", "val"} and all(type(n) is int for n in reply.rows.values())
-        if not sound or not all(0 <= n <= most for n in reply.rows.values()):
-            raise MessageError(f"it declares {shown(reply.rows)} rows, and [federation] most_rows is {most:,}")
-        if reply.rows.get("train", 0) < 1:
-            raise MessageError("it declares no train rows")
-        return reply.rows
-
-    def _seat(self, here: dict[str, str]) -> None:
-        """Give the free places of the roster to those who have enrolled, and make the others guests."""
-        known = {member.key for member in (*self.store.members, *self.guests)}
-        waiting = [name for name in here if name not in known and name in self.declared]
-        free = [member for member in self.store.members if not member.key]
-        for name, member in zip(waiting, free, strict=False):
-            member.key, member.rows = name, self.declared[name]["train"]
-        self.guests += [Member(name, self.declared[name]["train"]) for name in waiting[len(free) :]]
-
-    def _admit(self) -> None:
-        """Give free places to those who have come since."""
-        free = [client for client, member in enumerate(self.store.members) if not member.key]
-        here = self._online() if free else {}
-        if free:
-            self._enrol(here)
-            self._seat(here)
-        for client in free:
-            if name := self.store.members[client].key:
-                self._note(f"client {client}, {name[:16]}, joined late")
-                self.told(self.notes[-1])
-
-    def welcome(self) -> range:
-        """Let everybody enrol who is there; return the places of the guests, behind the roster."""
-        here = self._online()
-        self._enrol(here)
-        self._seat(here)
-        first = len(self.store.members)
-        return range(first, first + len(self.guests))
-
-    def may_come(self, client: int) -> bool:
-        """Return whether a member that is not there is worth waiting for."""
-        member = self._member(client)
-        return bool(member.key) and not member.quarantined
-
-    def _member(self, client: int) -> Member:
-        roster = self.store.members
-        return roster[client] if client < len(roster) else self.guests[client - len(roster)]
-
-    def _why_not(self, member: Member) -> str:
-        """Return why a member that is not connected cannot be asked."""
-        return "it was offline" if member.key else "it has not joined yet"
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let the clients that are there work, until all have answered or the time is over, and judge the answers."""
-        if self._gathered:
-            self._admit()
-            self._await_quorum(round)
-        elif self.wait is not None:
-            self.gather(self.wait)
+        for note in self.roster.ready(round):
+            self._note(note)
         asked = self._ask("train", round, clients, shared, own)
         found: dict[int, tuple[Reply, Tree]] = {}
         for client, (reply, message) in asked.replies.items():
@@ -321,7 +142,7 @@ class NetworkClients:
         asked = self._ask("finish", round, clients, shared, own)
         for client, (reply, _) in asked.replies.items():
             if reply.kind != "finished":
-                asked.refused[client] = _unexpected(reply)
+                asked.refused[client] = unexpected(reply)
         return asked.missing, asked.refused
 
     def took_part(self, client: int) -> bool:
@@ -340,55 +161,27 @@ class NetworkClients:
 
     def _ask(self, kind: str, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> _Asked:
         """Send each client that is there what is asked of it, and collect the answers until the time is over."""
-        asked, online = _Asked(), self._online()
+        asked, online = _Asked(), self.roster.online()
         requests, messages = dict[str, Request](), dict[str, Message]()
         known = {name.partition("/")[0] for name in self.terms.down}
         common = encode({name: part for name, part in shared.items() if name in known and name not in own})
         for place, client in enumerate(clients):
-            member = self._member(client)
+            member = self.roster.member(client)
             if member.quarantined:
                 asked.missing[client] = f"it is in quarantine, since {STRIKES} uploads in a row were refused"
             elif member.key not in online:
-                asked.missing[client] = self._why_not(member)
+                asked.missing[client] = self.roster.why_not(member)
             else:
                 key = online[member.key]
                 request = requests[key] = self._request(kind, round, client)
                 mine = {name: tree.map(lambda x, i=place: x[i], {"": own[name]})[""] for name in own if name in known}
                 messages[key] = Message(write_head(request), [*common, *encode(mine)])
-        owing = self._collect(messages, lambda key, answer: self._heard(requests[key], answer, asked))
+        owing = self.roster.exchange(messages, lambda key, answer: self._heard(requests[key], answer, asked))
         asked.missing |= {requests[key].client: why for key, why in owing.items()}
         return asked
 
-    def _collect(self, messages: Mapping[str, Message], heard: Callable[[str, Message | str], bool]) -> dict[str, str]:
-        """Send messages by key, and wait for answers until the time is over; return who owes one, and why.
-
-        ``heard(key, answer)`` says whether an answer ends the waiting for a client. Who has left is not waited for: one
-        that is offline at two looks in a row, since its answer may come just before it leaves.
-        """
-        if messages:
-            self.link.push(messages)
-        waiting, owing, left = set(messages), dict[str, str](), set[str]()
-        end = time.monotonic() + self.settings.round_timeout
-        look = time.monotonic() + _LOOK
-        while waiting:
-            answers = self.link.pull()
-            for key, answer in answers:
-                if key in waiting and heard(key, answer):
-                    waiting.remove(key)
-            now = time.monotonic()
-            if waiting and now >= look:
-                gone, look = waiting - self.link.online(), now + _LOOK
-                owing |= dict.fromkeys(gone & left, "it went offline before it answered")
-                waiting, left = waiting - owing.keys(), gone
-            if now >= end:
-                break
-            if waiting and not answers:
-                time.sleep(self.settings.interval)
-        late = f"it did not answer within {self.settings.round_timeout:g} s"
-        return owing | dict.fromkeys(waiting, late)
-
     def _request(self, kind: str, round: int, client: int) -> Request:
-        terms, member = self.terms, self._member(client)
+        terms, member = self.terms, self.roster.member(client)
         return Request(
             kind=kind,
             id=secrets.token_hex(8),
@@ -419,7 +212,7 @@ class NetworkClients:
         if reply.id != request.id:
             return False  # the answer to an earlier message, which came late or once more
         if reply.kind == "lost" and request.accepted:
-            member = self._member(client)
+            member = self.roster.member(client)
             asked.missing[client] = f"its state of round {member.accepted} is lost, so that it begins anew"
             self._note(f"client {client} has lost its state of round {member.accepted} and begins anew")
             member.accepted, member.version = 0, ""
@@ -438,7 +231,7 @@ class NetworkClients:
         if reply.kind == "unsound" and reply.why in ("upload", "state"):
             raise MessageError(f"its {reply.why} holds NaN or inf")
         if reply.kind != "trained":
-            raise MessageError(_unexpected(reply))
+            raise MessageError(unexpected(reply))
         if not NAME.fullmatch(reply.version):
             raise MessageError("its answer names no state")
         if reply.logged.keys() != self.answers.logged or not _are_numbers(reply.logged):
@@ -446,7 +239,7 @@ class NetworkClients:
         for name in ("bytes_up", "bytes_down"):
             if not 0 <= reply.logged.get(name, 0) <= _MOST_BYTES:
                 raise MessageError(f"it logs {shown(reply.logged[name])} as {name!r}")
-        declared = self._member(client).rows
+        declared = self.roster.member(client).rows
         if reply.rows.get("train") != declared:
             raise MessageError(f"it has {shown(reply.rows.get('train'))} train rows, and declared {declared:,}")
         up = decode(message.leaves, self.answers.up, self.terms.task.device)
@@ -482,10 +275,10 @@ class NetworkClients:
     def _scores(self, client: int, reply: Reply) -> list[Evaluated]:
         """Return the scores of an answer."""
         if reply.kind != "evaluated":
-            raise MessageError(_unexpected(reply))
+            raise MessageError(unexpected(reply))
         if len(reply.scores) > _MOST_VIEWS or not all(map(self._is_score, reply.scores)):
             raise MessageError("its scores are none of its method and objective")
-        declared = self.declared.get(self._member(client).key)  # not known of all after a resume
+        declared = self.roster.declared.get(self.roster.member(client).key)  # not known of all after a resume
         for split, _, rows, *_ in reply.scores:
             if declared is not None and rows != declared.get(split, 0):
                 raise MessageError(f"it scores {rows} {split} rows, and declared {declared.get(split, 0):,}")
@@ -501,12 +294,6 @@ class NetworkClients:
         scored = isinstance(metrics, dict) and list(metrics) == list(self.terms.task.objective.metrics)
         told = isinstance(logged, dict) and len(logged) <= _MOST_VIEWS and _are_numbers(logged)
         return named and counted and scored and told and all(map(_is_metric, metrics.values()))
-
-
-def _unexpected(reply: Reply) -> str:
-    """Return what to say of an answer that is not the one asked for."""
-    told = visible(reply.why[:200]) or f"it answered {shown(reply.kind)}"
-    return told if reply.kind == "failed" else f"it did not do what it was asked for: {told}"
 
 
 def _is_number(value: Any) -> bool:

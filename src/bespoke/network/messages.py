@@ -149,15 +149,15 @@ class Request:
     id: str  # of this message; the answer repeats it
     experiment: str  # its hash
     federation: str  # this run of the experiment
-    client: int  # its place, by which its keys are made
-    new: bool  # whether it is outside the training population, and unknown to the method
-    round: int
-    accepted: int  # the last round whose upload was accepted; 0 = none
-    version: str  # what the client called its state then
-    oldest: int  # states before this round are never asked for again
-    rounds: int
-    adapt_rounds: int
-    adapt_epochs: int
+    client: int = 0  # its place, by which its keys are made
+    new: bool = False  # whether it is outside the training population, and unknown to the method
+    round: int = 1
+    accepted: int = 0  # the last round whose upload was accepted; 0 = none
+    version: str = ""  # what the client called its state then
+    oldest: int = 0  # states before this round are never asked for again
+    rounds: int = 0
+    adapt_rounds: int = 0
+    adapt_epochs: int = 0
 
 
 @dataclass(frozen=True)

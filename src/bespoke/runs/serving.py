@@ -10,8 +10,9 @@ import torch
 
 from bespoke.core.data import FederatedData, Rows
 from bespoke.errors import UserError
-from bespoke.network.clients import Link, NetworkClients
+from bespoke.network.clients import NetworkClients
 from bespoke.network.ledger import Ledger, Member
+from bespoke.network.roster import Link
 from bespoke.network.terms import dry_run
 from bespoke.records import FEDERATION, RunFolder
 from bespoke.runs.agreement import agreement
@@ -63,9 +64,9 @@ def serve(
     if resume and (folder.path / FEDERATION).exists():
         pool, described = _recorded(agreed.pool, folder)
         for client, key in enumerate(described["roster"]):  # who are waited for once the checkpoint is read
-            clients.declared[key] = {split: getattr(pool, split).sizes[client] for split in SIZES}
+            clients.roster.declared[key] = {split: getattr(pool, split).sizes[client] for split in SIZES}
     else:
-        clients.gather(wait)
+        clients.roster.gather(wait)
         pool, described = _declared(agreed.pool, clients)
     parts = experiment.method, agreed.terms.task, agreed.terms.params, clients
     sizes = pool.num_clients, pool.total_clients
@@ -87,7 +88,7 @@ def serve(
 def _declared(pool: FederatedData, clients: NetworkClients) -> tuple[FederatedData, dict[str, Any]]:
     """Return the federation with the numbers of rows that its members declared, and who they are."""
     roster = [member.key for member in clients.store.members]
-    rows = [clients.declared.get(key, {}) for key in roster]
+    rows = [clients.roster.declared.get(key, {}) for key in roster]
     return _sized(pool, {split: [own.get(split, 0) for own in rows] for split in SIZES}), {"roster": roster}
 
 
@@ -112,7 +113,7 @@ def finished(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> 
     """Let members, then guests, make their models, and wait for those who are away; return notes on who has none."""
     roster = range(len(clients.store.members))
     why = _finished(run, clients, roster)
-    guests = clients.welcome()
+    guests = clients.roster.welcome()
     why |= _finished(run, clients, guests)
     everyone = len(roster) + len(guests)
     told(f"{everyone - len(why)} of {everyone} clients have their models")
@@ -130,7 +131,7 @@ def _finished(run: Run, clients: NetworkClients, left: Sequence[int]) -> dict[in
     while left:
         missing, refused = clients.finish(run.last_round, left, *run.federation.down(run.server, left))
         why = {client: reason for client, reason in why.items() if client not in left} | missing | refused
-        left = [client for client in missing if clients.may_come(client)]
+        left = [client for client in missing if clients.roster.may_come(client)]
         if not left or time.monotonic() >= end:
             break
         time.sleep(clients.settings.interval)
