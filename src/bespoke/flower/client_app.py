@@ -1,0 +1,56 @@
+"""The client's side: one message in, one answer out, by a node of ours."""
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from bespoke.errors import UserError
+from bespoke.flower.records import from_records, to_records
+from bespoke.network.messages import MessageError, Reply, read_head
+from bespoke.network.node import Node
+
+_log = logging.getLogger("bespoke.node")
+app = ClientApp()
+
+
+def answered(node: Node, message: FlowerMessage) -> tuple[FlowerMessage, bool]:
+    """Return a node's answer, and whether it was the last; an error is told by its kind, since it may hold data."""
+    try:
+        answer = node.answer(from_records(message.content))
+        finished = read_head(answer.head, Reply).kind == "finished"
+        return FlowerMessage(to_records(answer), reply_to=message), finished
+    except MessageError as error:
+        why = str(error)
+    except Exception as error:
+        _log.exception("a message could not be answered")
+        why = type(error).__name__
+    return FlowerMessage(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message), False
+
+
+@app.query()
+def query(message: FlowerMessage, context: Context) -> FlowerMessage:
+    """Answer a message as an ordinary Flower app, in a process that was started for it."""
+    given = {name: context.node_config.get(name, "") for name in ("experiment", "data", "test", "home")}
+    if absent := [name for name in ("experiment", "data", "home") if not given[name]]:
+        raise UserError(f"the node config has no {absent[0]}: start the SuperNode with experiment, data and home in it")
+    return answered(node(**given), message)[0]
+
+
+@functools.cache
+def node(experiment: str, data: str, home: str, test: str = "") -> Node:
+    """Return the node of a client with these files."""
+    import torch
+
+    from bespoke.network.joining import member
+    from bespoke.runs.experiment import load
+
+    torch.set_num_threads(1)
+    loaded, _ = load(experiment)
+    options: dict[str, Any] = {"test": Path(test) if test else None}
+    return member(loaded, Path(data), Path(home), **options)

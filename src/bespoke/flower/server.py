@@ -1,0 +1,186 @@
+"""The server's side: a SuperLink of our own, the keys that it knows, and runs in it."""
+
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import PullTaskInputRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.superlink.grid import HttpGrid
+
+from bespoke.errors import UserError
+from bespoke.files import make_folder
+from bespoke.flower import children, keys, tasks
+from bespoke.flower.link import FlowerLink, LinkLost
+
+_START = 60.0  # seconds for a SuperLink to answer
+_LOG, _DATABASE, _SECRET = "superlink.log", "superlink.db", "superlink.secret"
+APP = Path(__file__).parent / "app"
+
+
+def control(address: str, ca: bytes | None) -> ControlHttpClient:
+    """Return a connection to a SuperLink that asks for and tells what the command ``flwr`` does."""
+    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+    return ControlHttpClient.from_server_address(
+        server_address=address, insecure=ca is None, root_certificates=ca, interceptors=[version]
+    )
+
+
+class SuperLink:
+    """A SuperLink process with its files in a folder; without certificates it takes no keys, on loopback only."""
+
+    def __init__(self, folder: Path, host: str, port: int, certificates: Path | None) -> None:
+        """Keep everything in ``folder``; an earlier SuperLink's nodes and keys in it are known again."""
+        make_folder(folder)
+        self.folder, self.host, self.port, self.certificates = folder, host, port, certificates
+        self.ca = (certificates / keys.CA).read_bytes() if certificates else None
+        self.process: subprocess.Popen[bytes] | None = None
+        secret = folder / _SECRET
+        secret.unlink(missing_ok=True)
+        keys.write_secret(secret, secrets.token_bytes(32))
+        own = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+        self.api = tasks.Api(f"{own}:{port}", self.ca, secret.read_bytes())
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        files = self.certificates
+        safety = ["--insecure"]
+        if files is not None:
+            safety = ["--ssl-ca-certfile", str(files / keys.CA), "--ssl-certfile", str(files / keys.CERTIFICATE)]
+            safety += ["--ssl-keyfile", str(files / keys.KEY), "--enable-supernode-auth"]
+        arguments = [*safety, "--host", self.host, "--port", str(self.port), "--isolation", "process"]
+        arguments += ["--superexec-auth-secret-file", str(self.folder / _SECRET)]
+        arguments += ["--database", str(self.folder / _DATABASE), "--disable-runtime-dependency-installation"]
+        self.process = children.start("superlink", arguments, self.folder / _LOG, self.folder / "flwr")
+        end, why = time.monotonic() + _START, "it did not answer"
+        while time.monotonic() < end:
+            if not self.alive():
+                raise UserError(f"the SuperLink ended at once: see {self.folder / _LOG}; is the port {self.port} free?")
+            try:
+                self.nodes()
+                return
+            except httpx.HTTPError as error:
+                why = str(error)
+                if "certificate" in why.lower():
+                    break
+                time.sleep(0.2)
+        self.stop()
+        raise UserError(f"the SuperLink at {self.api.address} cannot be used: {why}; see {self.folder / _LOG}")
+
+    def alive(self) -> bool:
+        """Return whether its process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self) -> None:
+        """End it."""
+        children.stop(self.process)
+        self.process = None
+
+    def forget(self) -> None:
+        """Remove its database, which holds messages of clients."""
+        for path in self.folder.glob(f"{_DATABASE}*"):
+            path.unlink()
+
+    def nodes(self) -> list[Any]:
+        """Return what it knows of the nodes, online or not."""
+        with control(self.api.address, self.ca) as client:
+            return list(client.ListNodes(ListNodesRequest()).nodes_info)
+
+    def register(self, lines: Iterable[str]) -> None:
+        """Let the nodes with these public keys in."""
+        known = {keys.line_of_pem(node.public_key) for node in self.nodes() if not node.unregistered_at}
+        with control(self.api.address, self.ca) as client:
+            for line in lines:
+                if line not in known:
+                    client.RegisterNode(RegisterNodeRequest(public_key=keys.pem_of_line(line)))
+
+    @contextmanager
+    def run(self, ttl: float) -> Iterator[FlowerLink]:
+        """Begin a run and yield the link of its server app, which is whatever the caller does with it."""
+        try:
+            with control(self.api.address, self.ca) as client:
+                content = build_fab_from_disk(APP)
+                fab = Fab(_sha256(content), content, {})
+                number = client.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+            token = self._task(number)
+            grid = HttpGrid(self.api.address, self.ca is None, self.ca, token=token)
+            grid._retry_invoker = None  # type: ignore[assignment]  # it would try for ever, and ends the process at times
+            with self.api.client(token) as own, tasks.beating(own):
+                grid.set_run(run_from_proto(own.PullTaskInput(PullTaskInputRequest()).run))
+                try:
+                    yield FlowerLink(grid, ttl, self.alive)
+                except BaseException as error:
+                    self._end(own, f"the server failed with {type(error).__name__}")
+                    raise
+                else:
+                    self._end(own)
+                finally:
+                    grid.close()
+        except httpx.HTTPError as error:
+            raise LinkLost(str(error) or type(error).__name__) from error
+
+    def _task(self, number: int) -> str:
+        """Return the token of a run's server app; tasks of runs that others have started are refused."""
+        end = time.monotonic() + _START
+        with self.api.client() as idle:
+            while time.monotonic() < end:
+                if found := tasks.acquire(idle, "flwr-serverapp"):
+                    token, run = found
+                    if run == number:
+                        return token
+                    with self.api.client(token) as foreign:
+                        tasks.give_back(foreign, "this SuperLink runs its own federation only")
+                time.sleep(0.1)
+        raise LinkLost("the SuperLink gave no task for its run")
+
+    @staticmethod
+    def _end(own: Any, why: str = "") -> None:
+        try:
+            tasks.give_back(own, why)
+        except httpx.HTTPError:
+            pass  # it is gone, or the run was stopped
+
+
+def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int], Any], told: tasks.Told) -> Any:
+    """Return what ``work(link, attempt)`` returns; when the SuperLink dies, start it again and let it go on."""
+    attempt = 0
+    while True:
+        began = time.monotonic()
+        try:
+            with superlink.run(ttl) as link:
+                return work(link, attempt)
+        except LinkLost as error:
+            quick = time.monotonic() - began < 10
+            attempt += 1
+            if attempt > 20 or (quick and attempt > 3):
+                raise UserError(f"the SuperLink was lost {attempt} times, the last time with: {error}") from error
+            told(f"the SuperLink was lost ({error}); it is started again, and the run goes on from its last round")
+            superlink.stop()
+            superlink.start()
+
+
+def status(address: str, ca: bytes | None) -> tuple[list[Any], list[Any]]:
+    """Return the nodes and the runs that a SuperLink tells of."""
+    try:
+        with control(address, ca) as client:
+            nodes = list(client.ListNodes(ListNodesRequest()).nodes_info)
+            runs = list(client.ListRuns(ListRunsRequest()).run_dict.values())
+    except httpx.HTTPError as error:
+        raise UserError(f"the server at {address} cannot be asked: {error}; check the address and --ca") from None
+    return nodes, runs
+
+
+def _sha256(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
