@@ -1,5 +1,6 @@
 """The processes that a command starts: each ends with the one that started it, whatever ends that one."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -41,14 +42,10 @@ def stop(process: subprocess.Popen[bytes] | None) -> None:
         return
     if process.poll() is None:
         process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            pass
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

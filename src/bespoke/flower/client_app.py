@@ -47,8 +47,8 @@ def node(experiment: str, data: str, home: str, test: str = "") -> Node:
     """Return the node of a client with these files."""
     import torch
 
-    from bespoke.network.joining import member
     from bespoke.runs.experiment import load
+    from bespoke.runs.joining import member
 
     torch.set_num_threads(1)
     loaded, _ = load(experiment)

@@ -48,9 +48,7 @@ def line_of_pem(pem: bytes) -> str:
 
 def pem_of_line(line: str) -> bytes:
     """Return a public key as Flower takes it."""
-    return read_public(line).public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return read_public(line).public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def read_public(line: str) -> ec.EllipticCurvePublicKey:

@@ -1,5 +1,6 @@
 """The server's link over Flower: a client is the node with its public key, which Flower has verified."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -49,8 +50,11 @@ class FlowerLink:
                 self._pushed[key] = "", ""
                 continue
             sent = FlowerMessage(to_records(message), node.node_id, MessageType.QUERY, ttl=self.ttl)
-            (number,) = self._tried(lambda sent=sent: list(self.grid.push_messages([sent])))
+            (number,) = self._tried(functools.partial(self._push, sent))
             self._pushed[key] = number or "", node.last_activated_at
+
+    def _push(self, sent: FlowerMessage) -> list[str]:
+        return list(self.grid.push_messages([sent]))
 
     def pull(self) -> list[tuple[str, Message | str]]:
         """Return the answers that have come; a text says why a client will not answer."""

@@ -17,8 +17,8 @@ def to_records(message: Message) -> RecordDict:
 
 def from_records(records: RecordDict) -> Message:
     """Return the message that records are; no array's content is looked at."""
-    head = records.config_records.get(_HEAD, {}).get(_JSON)
-    arrays = records.array_records.get(_ARRAYS)
+    told, arrays = records.config_records.get(_HEAD), records.array_records.get(_ARRAYS)
+    head = None if told is None else told.get(_JSON)
     if not isinstance(head, str) or arrays is None:
         raise MessageError("it is no message of this program's")
     return Message(head, [(name, array.data) for name, array in arrays.items()])

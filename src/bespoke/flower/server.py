@@ -1,5 +1,7 @@
 """The server's side: a SuperLink of our own, the keys that it knows, and runs in it."""
 
+import contextlib
+import hashlib
 import secrets
 import subprocess
 import time
@@ -110,11 +112,11 @@ class SuperLink:
         try:
             with control(self.api.address, self.ca) as client:
                 content = build_fab_from_disk(APP)
-                fab = Fab(_sha256(content), content, {})
+                fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
                 number = client.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
             token = self._task(number)
             grid = HttpGrid(self.api.address, self.ca is None, self.ca, token=token)
-            grid._retry_invoker = None  # type: ignore[assignment]  # it would try for ever, and ends the process at times
+            vars(grid)["_retry_invoker"] = None  # it would try for ever, or end this process
             with self.api.client(token) as own, tasks.beating(own):
                 grid.set_run(run_from_proto(own.PullTaskInput(PullTaskInputRequest()).run))
                 try:
@@ -145,10 +147,8 @@ class SuperLink:
 
     @staticmethod
     def _end(own: Any, why: str = "") -> None:
-        try:
+        with contextlib.suppress(httpx.HTTPError):  # it is gone, or the run was stopped
             tasks.give_back(own, why)
-        except httpx.HTTPError:
-            pass  # it is gone, or the run was stopped
 
 
 def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int], Any], told: tasks.Told) -> Any:
@@ -169,6 +169,38 @@ def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int
             superlink.start()
 
 
+def serve(
+    experiment: Any,
+    folder: Path,
+    address: tuple[str, int],
+    certificates: Path | None,
+    lines: Iterable[str],
+    *,
+    resume: bool,
+    wait: float,
+    told: tasks.Told,
+) -> Any:
+    """Run an experiment over the clients with these public keys, through deaths of the SuperLink; return the run."""
+    from bespoke.runs import serving
+
+    superlink, out = SuperLink(folder, *address, certificates), folder / "run"
+    try:
+        superlink.start()
+        superlink.register(lines)
+        told(f"listening on {address[0]}:{address[1]}")
+
+        def work(link: FlowerLink, attempt: int) -> Any:
+            goes_on = resume or (attempt > 0 and out.is_dir() and any(out.iterdir()))
+            return serving.serve(experiment, link, out, resume=goes_on, wait=wait, told=told)
+
+        done = supervised(superlink, experiment.federation.round_timeout + _START, work, told)
+        superlink.stop()
+        superlink.forget()
+        return done
+    finally:
+        superlink.stop()
+
+
 def status(address: str, ca: bytes | None) -> tuple[list[Any], list[Any]]:
     """Return the nodes and the runs that a SuperLink tells of."""
     try:
@@ -178,9 +210,3 @@ def status(address: str, ca: bytes | None) -> tuple[list[Any], list[Any]]:
     except httpx.HTTPError as error:
         raise UserError(f"the server at {address} cannot be asked: {error}; check the address and --ca") from None
     return nodes, runs
-
-
-def _sha256(content: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest()
