@@ -16,9 +16,10 @@ from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.errors import UserError
 from bespoke.network.checks import check_upload
-from bespoke.network.clients import NetworkClients, Patience
-from bespoke.network.ledger import Ledger, Member
+from bespoke.network.clients import NetworkClients
+from bespoke.network.ledger import Ledger, Member, fingerprint
 from bespoke.network.messages import Message, MessageError
+from bespoke.network.settings import FederationSettings
 from bespoke.network.terms import dry_run, made_up
 from bespoke.network.versions import Versions
 from bespoke.runs.federation import Evaluation
@@ -71,7 +72,7 @@ def test_a_transport_may_say_why_there_is_no_answer(network):
 
 
 def test_below_the_quorum_a_round_does_not_count_and_nobody_is_blamed(network):
-    clients = network.clients(Patience(0.0, quorum=3, interval=0.0))
+    clients = network.clients(FederationSettings(0.0, quorum=3, interval=0.0))
     network.wire.offline = {"key 0"}
     (done,) = rounds(network, clients)
     assert done.refused == dict.fromkeys([1, 2], "only 2 sound uploads came, and the quorum is 3")
@@ -254,7 +255,8 @@ def test_versions_are_whole_exact_and_never_replaced(tmp_path):
 
 
 def test_a_ledger_comes_back_from_its_files_and_refuses_another_roster(tmp_path):
-    members = [Member("a", 5, 3, "ab" * 8, 1), Member("b", 6)]
+    a, b = map(fingerprint, "ab")
+    members = [Member(a, 5, 3, "ab" * 8, 1), Member(b, 6), Member()]
     ledger = Ledger([replace(member) for member in members])
     ledger.open(tmp_path, owner=HASH)
     files = ledger.flush()
@@ -264,19 +266,20 @@ def test_a_ledger_comes_back_from_its_files_and_refuses_another_roster(tmp_path)
         again.open(tmp_path, files, owner=HASH)
         return again
 
-    again = opened(("a", 5), ("b", 6))
-    assert again.members == members and again.federation == ledger.federation
+    for roster in ([(a, 5), (b, 6), ("", 0)], [("", 0)] * 3):  # the same one, or none before the files are read
+        again = opened(*roster)
+        assert again.members == members and again.federation == ledger.federation
     for roster, why in {
-        (("b", 6), ("a", 5)): "client 0 of the roster has another key",
-        (("a", 5), ("b", 7)): "client 1 of the roster has another key or another number of rows",
-        (("a", 5),): "has 2 clients, and the roster 1",
+        ((b, 6), (a, 5), ("", 0)): "client 0 of the roster has another key",
+        ((a, 5), (b, 7), ("", 0)): "client 1 of the roster has another key or another number of rows",
+        ((a, 5),): "has 3 clients, and the roster 1",
     }.items():
         with pytest.raises(UserError, match=why):
             opened(*roster)
     with pytest.raises(UserError, match="two clients of the roster have the same key"):
-        Ledger([Member("a", 1), Member("a", 2)])
+        Ledger([Member(a, 1), Member(a, 2)])
     with pytest.raises(UserError, match="client 1 of the roster has no train rows"):
-        Ledger([Member("a", 1), Member("b", 0)])
+        Ledger([Member(a, 1), Member(b, 0)])
 
 
 @pytest.mark.parametrize("name", ["fedrep", "pfedfda", "fedavg_ft", "fedpac"])
@@ -291,7 +294,7 @@ def test_the_personal_models_stay_with_the_clients_and_equal_those_of_a_simulati
     network.wire.received.clear()
     network.wire.offline = {"key 1"}
     down = over.down(one.server, range(4))
-    assert clients.finish(1, range(4), *down) == {1: "it was offline"}
+    assert clients.finish(1, range(4), *down) == ({1: "it was offline"}, {})
     models = simulated.personal(1, range(4), *down)
     assert network.finished.keys() == {0, 2, 3}  # the last one is new
     assert all(toy.gap(network.finished[client], models[client]) <= 1e-6 for client in network.finished)

@@ -39,7 +39,7 @@ def over_a_network(folder, out, offline=None, **options):
     clients.train = unless_offline
     everyone = pool.num_clients, pool.total_clients
     federation = Federation(terms.algorithm, task, params, clients, *everyone, training, EXPERIMENT.evaluation, seed)
-    chosen = api._DEFAULTS | {"checkpoint_every": 1, "progress": False} | options
+    chosen = api.DEFAULTS | {"checkpoint_every": 1, "progress": False} | options
     return execute(EXPERIMENT, federation, pool, parts.described, out, chosen)
 
 

@@ -332,8 +332,8 @@ def test_federate_takes_all_that_run_takes():
     with pytest.raises(UserError) as caught:
         federated(no_such=1)
     told = str(caught.value).partition("it takes ")[2].split(", ")
-    assert told == [*(field.name for field in fields(bespoke.Training)), *api._DEFAULTS]
-    assert api._DEFAULTS.keys() == Options.__annotations__.keys()
+    assert told == [*(field.name for field in fields(bespoke.Training)), *api.DEFAULTS]
+    assert api.DEFAULTS.keys() == Options.__annotations__.keys()
 
 
 def test_federate_takes_whole_tables_and_keywords_change_them():

@@ -3,8 +3,8 @@
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,10 +13,21 @@ from bespoke.clients.protocol import Evaluated, Trained
 from bespoke.core import tree
 from bespoke.core.algorithm import Uploads
 from bespoke.core.tree import Tree
-from bespoke.errors import shown, visible
+from bespoke.errors import UserError, shown, visible
 from bespoke.network.checks import check_claims, check_upload
-from bespoke.network.ledger import STRIKES, Ledger
-from bespoke.network.messages import Message, MessageError, Reply, Request, decode, encode, read_head, write_head
+from bespoke.network.ledger import STRIKES, Ledger, Member, fingerprint
+from bespoke.network.messages import (
+    Message,
+    MessageError,
+    Reply,
+    Request,
+    check_layout,
+    decode,
+    encode,
+    read_head,
+    write_head,
+)
+from bespoke.network.settings import FederationSettings
 from bespoke.network.terms import Answers, Terms
 from bespoke.network.versions import NAME
 
@@ -43,15 +54,6 @@ class Link(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a server waits, and for how many."""
-
-    seconds: float = 600.0  # for the answers of a round
-    quorum: int = 1  # sound uploads without which a round does not count
-    interval: float = 0.2  # seconds between two looks for answers
-
-
 @dataclass
 class _Asked:
     """The answers to a round of messages."""
@@ -75,19 +77,163 @@ class NetworkClients:
         *,
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
-        patience: Patience | None = None,
+        settings: FederationSettings | None = None,
+        told: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Take the form of the ``answers``, of :func:`bespoke.network.terms.dry_run`, and the ``ledger`` of clients."""
+        """Take the form of the ``answers``, of :func:`bespoke.network.terms.dry_run`, and the ``ledger`` of clients.
+
+        ``told`` is called with a line on who is there.
+        """
+        method = type(terms.algorithm).__name__
+        check_layout(terms.down, f"what {method} sends to its clients")
+        check_layout(answers.up, f"the upload of {method}")
         check_claims(terms.algorithm, answers.up)
-        self.terms, self.answers, self.store, self.link = terms, answers, ledger, link
-        self.adapt_rounds, self.adapt_epochs, self.patience = adapt_rounds, adapt_epochs, patience or Patience()
+        self.terms, self.answers, self.store, self.link, self.told = terms, answers, ledger, link, told
+        self.adapt_rounds, self.adapt_epochs, self.settings = (
+            adapt_rounds,
+            adapt_epochs,
+            settings or FederationSettings(),
+        )
         self.notes: list[str] = []
+        self.wait: float | None = None  # seconds for :meth:`gather` before the next round
+        self.guests: list[Member] = []  # joined after the roster was full: new clients, behind all others
+        self.declared: dict[str, dict[str, int]] = {}  # rows by split, of those who enrolled, by fingerprint
+        self.absent: dict[int, str] = {}  # who did not answer the last evaluation,
+        self._evaluated = 0  # and its round
+        self._declined: set[str] = set()  # keys of those who cannot take part, while they stay connected
         self._proposed: tuple[int, dict[int, str]] = 0, {}  # the round, and versions by client
+
+    # --- who is there -------------------------------------------------------------------------------------------
+
+    def gather(self, wait: float) -> None:
+        """Wait until every place of the roster is taken and its member is there, or for the quorum if it takes long.
+
+        Free places go to those who are there then, in the order of their public keys.
+        """
+        end, roster, self.wait = time.monotonic() + wait, self.store.members, None
+        here, lacking = dict[str, str](), -1
+        while True:
+            here = self._online()
+            free, known = sum(not member.key for member in roster), {member.key for member in roster}
+            enrolled = [name for name in here if name not in known and name in self.declared]
+            there = sum(member.key in here for member in roster) + min(free, len(enrolled))
+            if there == len(roster):
+                break
+            if lacking != len(roster) - there:
+                lacking = len(roster) - there
+                self.told(f"waiting for {lacking} of {len(roster)} clients")
+            if time.monotonic() >= end:
+                if there < self.settings.quorum:
+                    raise UserError(
+                        f"{there} of {len(roster)} clients came within {wait:g} s, and the quorum is "
+                        f"{self.settings.quorum}: start them, wait longer, or lower [federation] quorum"
+                    )
+                break
+            if not (free and self._enrol(here)):
+                time.sleep(self.settings.interval)
+        self._seat(here)
+        for client, member in enumerate(roster):
+            rows = f", {member.key[:16]}, with {member.rows:,} train rows" if member.key else ""
+            self.told(f"client {client}{rows}: {'here' if member.key in here else self._why_not(member)}")
+
+    def _online(self) -> dict[str, str]:
+        """Return the keys of those who are connected, by fingerprint, in the order of the keys."""
+        keys = sorted(self.link.online())
+        self._declined &= set(keys)
+        return {fingerprint(key): key for key in keys}
+
+    def _enrol(self, here: dict[str, str]) -> bool:
+        """Ask strangers for their rows; return whether there were any."""
+        known = {member.key for member in (*self.store.members, *self.guests)} | self.declared.keys()
+        strangers = {name: key for name, key in here.items() if name not in known and key not in self._declined}
+        asked = replace(self._request("enrol", 1, 0), accepted=0, version="", oldest=0)  # nothing of anybody's
+        requests = {key: replace(asked, id=secrets.token_hex(8)) for key in strangers.values()}
+
+        def heard(key: str, answer: Message | str) -> bool:
+            name = fingerprint(key)
+            try:
+                rows = self._declaration(requests[key], answer)
+            except MessageError as error:
+                self._declined.add(key)
+                self.told(f"client {name[:16]} is refused: {error}")
+                return True
+            if rows is not None:
+                self.declared[name] = rows
+            return rows is not None
+
+        for key in self._collect({key: Message(write_head(request)) for key, request in requests.items()}, heard):
+            self.told(f"client {fingerprint(key)[:16]} did not answer within {self.settings.round_timeout:g} s")
+        return bool(strangers)
+
+    def _declaration(self, request: Request, answer: Message | str) -> dict[str, int] | None:
+        """Return the rows that a client declares, by split; None for a late answer to something else."""
+        if isinstance(answer, str):
+            raise MessageError(visible(answer[:200]))
+        reply = read_head(answer.head, Reply)
+        if reply.id != request.id:
+            return None
+        if reply.kind != "enrolled":
+            raise MessageError(_unexpected(reply))
+        if reply.experiment != request.experiment:
+            raise MessageError("its answer is of another experiment")
+        most = self.settings.most_rows
+        sound = reply.rows.keys() <= {"train", "test", "val"} and all(type(n) is int for n in reply.rows.values())
+        if not sound or not all(0 <= n <= most for n in reply.rows.values()):
+            raise MessageError(f"it declares {shown(reply.rows)} rows, and [federation] most_rows is {most:,}")
+        if reply.rows.get("train", 0) < 1:
+            raise MessageError("it declares no train rows")
+        return reply.rows
+
+    def _seat(self, here: dict[str, str]) -> None:
+        """Give the free places of the roster to those who have enrolled, and make the others guests."""
+        known = {member.key for member in (*self.store.members, *self.guests)}
+        waiting = [name for name in here if name not in known and name in self.declared]
+        free = [member for member in self.store.members if not member.key]
+        for name, member in zip(waiting, free, strict=False):
+            member.key, member.rows = name, self.declared[name]["train"]
+        self.guests += [Member(name, self.declared[name]["train"]) for name in waiting[len(free) :]]
+
+    def _admit(self) -> None:
+        """Give free places to those who have come since."""
+        free = [client for client, member in enumerate(self.store.members) if not member.key]
+        here = self._online() if free else {}
+        if free:
+            self._enrol(here)
+            self._seat(here)
+        for client in free:
+            if name := self.store.members[client].key:
+                self._note(f"client {client}, {name[:16]}, joined late")
+                self.told(self.notes[-1])
+
+    def welcome(self) -> range:
+        """Let everybody enrol who is there; return the places of the guests, behind the roster."""
+        here = self._online()
+        self._enrol(here)
+        self._seat(here)
+        first = len(self.store.members)
+        return range(first, first + len(self.guests))
+
+    def may_come(self, client: int) -> bool:
+        """Return whether a member that is not there is worth waiting for."""
+        member = self._member(client)
+        return bool(member.key) and not member.quarantined
+
+    def _member(self, client: int) -> Member:
+        roster = self.store.members
+        return roster[client] if client < len(roster) else self.guests[client - len(roster)]
+
+    def _why_not(self, member: Member) -> str:
+        """Return why a member that is not connected cannot be asked."""
+        return "it was offline" if member.key else "it has not joined yet"
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let the clients that are there work, until all have answered or the time is over, and judge the answers."""
+        if self.wait is None:
+            self._admit()
+        else:
+            self.gather(self.wait)
         asked = self._ask("train", round, clients, shared, own)
         found: dict[int, tuple[Reply, Tree]] = {}
         for client, (reply, message) in asked.replies.items():
@@ -97,8 +243,9 @@ class NetworkClients:
                 asked.refused[client] = str(error)
         for client in asked.refused:
             asked.refused[client] += self._strike(client, round)
-        if len(found) < self.patience.quorum:
-            few = f"only {len(found)} sound uploads came, and the quorum is {self.patience.quorum}"
+        quorum = min(self.settings.quorum, len(clients))
+        if len(found) < quorum:
+            few = f"only {len(found)} sound uploads came, and the quorum is {quorum}"
             asked.refused |= dict.fromkeys(found, few)
             found = {}
         answered = [client for client in clients if client in found]
@@ -111,17 +258,16 @@ class NetworkClients:
             missing={client: asked.missing[client] for client in clients if client in asked.missing},
         )
 
-    def accept(self, clients: Sequence[int]) -> None:
-        """Note the states that these clients proposed; the next message tells each of them."""
+    def accept(self, clients: Sequence[int], refused: Collection[int] = ()) -> None:
+        """Note the states that these clients proposed, of which the next message tells each; blame the ``refused``."""
         (round, proposed), self._proposed = self._proposed, (0, {})
         if absent := [client for client in clients if client not in proposed]:
             raise ValueError(f"clients {absent} cannot be accepted: they did not answer the last call to train")
         for client in clients:
             member = self.store.members[client]
             member.accepted, member.version, member.strikes = round, proposed[client], 0
-        if clients:  # where nobody is accepted, the server's step has failed, and one client may be the cause
-            for client in proposed.keys() - set(clients):
-                self._strike(client, round)
+        for client in refused:  # others that are not accepted: the server's step has failed, and nobody knows by whom
+            self._strike(client, round)
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Let the clients that are there personalise and score; those that do not answer have no scores."""
@@ -135,15 +281,19 @@ class NetworkClients:
                     asked.refused[client] = str(error)
         for client, why in asked.refused.items():
             self._note(f"scores of client {client} were refused: {why}")
+        before, self._evaluated = self.absent if self._evaluated == round else {}, round  # large federations ask twice
+        self.absent = before | asked.missing | asked.refused
         return found
 
-    def finish(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> dict[int, str]:
-        """Let the clients make their personal models, which stay with them; return who did not, and why."""
+    def finish(
+        self, round: int, clients: Sequence[int], shared: Tree, own: Tree
+    ) -> tuple[dict[int, str], dict[int, str]]:
+        """Let the clients make their personal models, which stay with them; return who is missing, who failed, why."""
         asked = self._ask("finish", round, clients, shared, own)
         for client, (reply, _) in asked.replies.items():
             if reply.kind != "finished":
                 asked.refused[client] = _unexpected(reply)
-        return asked.missing | asked.refused
+        return asked.missing, asked.refused
 
     def took_part(self, client: int) -> bool:
         """Return whether an upload of this client was ever accepted."""
@@ -161,37 +311,47 @@ class NetworkClients:
 
     def _ask(self, kind: str, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> _Asked:
         """Send each client that is there what is asked of it, and collect the answers until the time is over."""
-        asked, online = _Asked(), self.link.online()
+        asked, online = _Asked(), self._online()
         requests, messages = dict[str, Request](), dict[str, Message]()
         known = {name.partition("/")[0] for name in self.terms.down}
         common = encode({name: part for name, part in shared.items() if name in known and name not in own})
         for place, client in enumerate(clients):
-            member = self.store.members[client]
+            member = self._member(client)
             if member.quarantined:
                 asked.missing[client] = f"it is in quarantine, since {STRIKES} uploads in a row were refused"
             elif member.key not in online:
-                asked.missing[client] = "it was offline"
+                asked.missing[client] = self._why_not(member)
             else:
-                request = requests[member.key] = self._request(kind, round, client)
+                key = online[member.key]
+                request = requests[key] = self._request(kind, round, client)
                 mine = {name: tree.map(lambda x, i=place: x[i], {"": own[name]})[""] for name in own if name in known}
-                messages[member.key] = Message(write_head(request), [*common, *encode(mine)])
-        self.link.push(messages)
-        end = time.monotonic() + self.patience.seconds
-        while requests:
-            answers = self.link.pull()
-            for key, answer in answers:
-                if key in requests and self._heard(requests[key], answer, asked):
-                    del requests[key]
-            if requests and time.monotonic() >= end:
-                break
-            if requests and not answers:
-                time.sleep(self.patience.interval)
-        late = f"it did not answer within {self.patience.seconds:g} s"
-        asked.missing |= dict.fromkeys((request.client for request in requests.values()), late)
+                messages[key] = Message(write_head(request), [*common, *encode(mine)])
+        late = f"it did not answer within {self.settings.round_timeout:g} s"
+        for key in self._collect(messages, lambda key, answer: self._heard(requests[key], answer, asked)):
+            asked.missing[requests[key].client] = late
         return asked
 
+    def _collect(self, messages: Mapping[str, Message], heard: Callable[[str, Message | str], bool]) -> list[str]:
+        """Send messages by key, and wait for answers until the time is over; return who owes one.
+
+        ``heard(key, answer)`` says whether an answer ends the waiting for a client.
+        """
+        if messages:
+            self.link.push(messages)
+        waiting, end = dict.fromkeys(messages), time.monotonic() + self.settings.round_timeout
+        while waiting:
+            answers = self.link.pull()
+            for key, answer in answers:
+                if key in waiting and heard(key, answer):
+                    del waiting[key]
+            if waiting and time.monotonic() >= end:
+                break
+            if waiting and not answers:
+                time.sleep(self.settings.interval)
+        return list(waiting)
+
     def _request(self, kind: str, round: int, client: int) -> Request:
-        terms, member = self.terms, self.store.members[client]
+        terms, member = self.terms, self._member(client)
         return Request(
             kind=kind,
             id=secrets.token_hex(8),
@@ -202,7 +362,7 @@ class NetworkClients:
             round=round,
             accepted=member.accepted,
             version=member.version,
-            oldest=self.store.oldest(client),
+            oldest=self.store.oldest(client) if client < len(self.store.members) else 0,
             rounds=terms.training.rounds,
             adapt_rounds=self.adapt_rounds,
             adapt_epochs=self.adapt_epochs,
@@ -222,7 +382,7 @@ class NetworkClients:
         if reply.id != request.id:
             return False  # the answer to an earlier message, which came late or once more
         if reply.kind == "lost" and request.accepted:
-            member = self.store.members[client]
+            member = self._member(client)
             asked.missing[client] = f"its state of round {member.accepted} is lost, so that it begins anew"
             self._note(f"client {client} has lost its state of round {member.accepted} and begins anew")
             member.accepted, member.version = 0, ""

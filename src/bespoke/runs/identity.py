@@ -31,8 +31,9 @@ SIZES = ("train", "val", "test")
 
 def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
     """Return the description of a federation; ``start`` are the weights that it was given to start from, if any."""
-    everyone = map(pool.train.client, range(pool.total_clients))
-    classes = [int(pool.y[rows].unique().numel()) for rows in everyone] if pool.num_classes else None
+    everyone, elsewhere = map(pool.train.client, range(pool.total_clients)), not len(pool.x)
+    counted = pool.num_classes and not elsewhere  # clients on machines of their own keep their rows
+    classes = [int(pool.y[rows].unique().numel()) for rows in everyone] if counted else None
     return {
         "clients": pool.num_clients,
         "new_clients": pool.total_clients - pool.num_clients,
@@ -42,7 +43,7 @@ def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
         "test": list(pool.test.sizes),
         "classes": classes,
         "num_classes": pool.num_classes,
-        "content": content_hashes(pool),
+        "content": [""] * pool.total_clients if elsewhere else content_hashes(pool),
         **({"start": _weights_hash(start)} if start is not None else {}),
     }
 

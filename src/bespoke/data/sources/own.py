@@ -366,7 +366,7 @@ def read_rows(
     if path.is_dir():
         return _read_pictures(path, contract)
     if path.suffix == ".npz":
-        archive = Npz(path, Allowance(min(room(), plausible([path]))))
+        archive = _archive(path)
         if "x" not in archive.headers:
             raise UserError(f"{path} has no array 'x': save it with numpy.savez(path, x=...)")
         y = archive.read("y") if "y" in archive.headers else None
@@ -381,6 +381,20 @@ def read_rows(
     table = readers[path.suffix](Wanted([column.name for column in contract.columns], (), {*words, *label}, label))
     y = contract.encode_labels(table.columns[label[0]], table.where) if {*label} & {*table.columns} else None
     return contract.encode(table.columns, table.where), y
+
+
+def read_test_rows(path: str | os.PathLike[str], contract: InputContract) -> tuple[np.ndarray, np.ndarray] | None:
+    """Read the test rows ``x_test`` (m, ...) and ``y_test`` (m,) of an .npz file, None where it is none or has none."""
+    path = Path(os.path.expanduser(path))
+    archive = _archive(path) if path.suffix == ".npz" else None
+    found = {name: archive.read(name) for name in ("x_test", "y_test") if name in archive.headers} if archive else {}
+    if len(found) == 1:
+        raise UserError(f"{path} has only one of x_test and y_test: give both or neither")
+    return (contract.encode(found["x_test"]), found["y_test"]) if found else None
+
+
+def _archive(path: Path) -> Npz:
+    return Npz(path, Allowance(min(room(), plausible([path]))))
 
 
 def _read_pictures(root: Path, contract: InputContract) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,0 +1,55 @@
+"""What both sides of a real federation make of its experiment, whose ``[data]`` is a contract, without any row."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from bespoke.core import tree
+from bespoke.core.data import FederatedData, Rows
+from bespoke.data.agreed import CONTRACT, agreed
+from bespoke.engine.rows import ClientRows
+from bespoke.errors import UserError
+from bespoke.network.terms import Terms, made_up
+from bespoke.runs.api import check_together, model_of, objective_of, pick_device
+from bespoke.runs.experiment import Experiment
+
+
+class Agreement(NamedTuple):
+    """An experiment without data: equal on both sides, and equal to that of its simulation."""
+
+    terms: Terms
+    pool: FederatedData  # the clients and the form of their rows; no row
+    rows: ClientRows  # a few made-up ones
+
+
+def agreement(experiment: Experiment, device: str = "cpu") -> Agreement:
+    """Build the model and the initial weights of an experiment with a contract, and check that all fit together."""
+    if experiment.data.name != CONTRACT:
+        raise UserError(
+            f'[data] name = "{experiment.data.name}" is for simulations: a real federation, whose data stay with its '
+            f'clients, needs name = "{CONTRACT}" with shape, dtype, class_names and clients'
+        )
+    if experiment.federation.quorum > experiment.data.clients:
+        raise UserError(
+            f"[federation] quorum = {experiment.federation.quorum} is more than the {experiment.data.clients} clients "
+            "of [data] clients: lower it"
+        )
+    experiment.import_modules()
+    pool, objective = agreed(experiment.data), objective_of(experiment)
+    if objective.classes != bool(pool.num_classes):
+        needs = "needs class_names, or num_classes" if objective.classes else "has no classes, but the contract names"
+        cure = "set [data] class_names" if objective.classes else "leave [data] class_names and num_classes out"
+        raise UserError(f"the objective {objective.name!r} {needs} {'' if objective.classes else 'some'}: {cure}")
+    task, params = model_of(experiment, pool, pick_device(device), "auto")
+    method, training, seed = experiment.method, experiment.training, experiment.seed
+    terms = Terms(experiment.hash(), method, task, params, training, seed, pool.num_clients)
+    rows = made_up(task, pool.inputs, tree.map(lambda leaf: leaf[0], pool.extra), pool.transform)
+    one = replace(pool, x=rows.x.cpu(), y=rows.y.cpu(), train=Rows(torch.arange(len(rows.x)), (len(rows.x),)))
+    check_together(experiment, one, task)
+    return Agreement(terms, pool, rows)
+
+
+def terms_of(experiment: Experiment, device: str = "cpu") -> Terms:
+    """Return what server and clients have in common before the first message."""
+    return agreement(experiment, device).terms
