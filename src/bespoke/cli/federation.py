@@ -118,7 +118,7 @@ def join(
         address, experiment, data, home, None if insecure else key, None if insecure else ca, test, wait
     )
     supervisor.join(place, _tell)
-    print(visible(_report(home)))
+    print(visible(f"model in {home / 'model.safetensors'}, report in {home / 'report.json'}"))
 
 
 @app.command()
@@ -131,7 +131,7 @@ def status(
     """Show which clients a server knows, which are there, and its runs."""
     _need_flower()
     from bespoke.flower import keys as files
-    from bespoke.flower import server, supervisor
+    from bespoke.flower import supervisor, tasks
 
     host, _ = supervisor.split(address)
     _check_insecure(insecure, host)
@@ -139,7 +139,7 @@ def status(
         raise UserError("give --ca: the server's ca.crt")
     if why := supervisor.unreachable(address, None if insecure else ca):
         raise UserError(f"there is no server at {address}: {why}")
-    nodes, runs = server.status(address, ca.read_bytes() if ca and not insecure else None)
+    nodes, runs = tasks.status(address, ca.read_bytes() if ca and not insecure else None)
     found = {
         "clients": [
             {"key": files.line_of_pem(node.public_key), "status": node.status, "since": node.last_activated_at}
@@ -157,16 +157,22 @@ def status(
         print(visible(f"run {run['id']}: {run['status']} {run['ended']}".rstrip()))
 
 
-def _report(home: Path) -> str:
-    """Return a client's report as one line."""
-    from bespoke.report.units import written
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
+) -> None:
+    """Run a server and three clients on this machine, with TLS and keys: pFedFDA on handwritten digits."""
+    _need_flower()
+    import tempfile
 
-    found: dict[str, Any] = json.loads((home / "report.json").read_text())
-    metric = found["metric"]
-    told = ", ".join(
-        f"{when} {written(metric, found[when])}" for when in ("before", "after") if found.get(when) is not None
-    )
-    return f"{told or 'no held-out rows, so no score'}; model in {home / 'model.safetensors'}"
+    from bespoke.flower import demo as demonstration
+
+    folder = Path(tempfile.mkdtemp(prefix="bespoke-federation-")) if out is None else out
+    _end_on_terminate()
+    reports = demonstration.run(folder)
+    print(f"\n{demonstration.table(reports).rstrip()}\n\neach on its own test rows; the models:")
+    for name in reports:
+        print(visible(f"  {folder / name / 'model.safetensors'}"))
 
 
 def _need_flower() -> None:

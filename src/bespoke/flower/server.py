@@ -12,30 +12,23 @@ from typing import Any
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import SUPERLINK_NODE_ID as SUPERLINK
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import PullTaskInputRequest
-from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from bespoke.errors import UserError
 from bespoke.files import make_folder
 from bespoke.flower import children, keys, tasks
 from bespoke.flower.link import FlowerLink, LinkLost
+from bespoke.flower.tasks import control
 
 _START = 60.0  # seconds for a SuperLink to answer
 _LOG, _DATABASE, _SECRET = "superlink.log", "superlink.db", "superlink.secret"
 APP = Path(__file__).parent / "app"
-
-
-def control(address: str, ca: bytes | None) -> ControlHttpClient:
-    """Return a connection to a SuperLink that asks for and tells what the command ``flwr`` does."""
-    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    return ControlHttpClient.from_server_address(
-        server_address=address, insecure=ca is None, root_certificates=ca, interceptors=[version]
-    )
 
 
 class SuperLink:
@@ -118,7 +111,9 @@ class SuperLink:
             grid = HttpGrid(self.api.address, self.ca is None, self.ca, token=token)
             vars(grid)["_retry_invoker"] = None  # it would try for ever, or end this process
             with self.api.client(token) as own, tasks.beating(own):
-                grid.set_run(run_from_proto(own.PullTaskInput(PullTaskInputRequest()).run))
+                task = own.PullTaskInput(PullTaskInputRequest())
+                TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, number, SUPERLINK
+                grid.set_run(run_from_proto(task.run))
                 try:
                     yield FlowerLink(grid, ttl, self.alive)
                 except BaseException as error:
@@ -199,14 +194,3 @@ def serve(
         return done
     finally:
         superlink.stop()
-
-
-def status(address: str, ca: bytes | None) -> tuple[list[Any], list[Any]]:
-    """Return the nodes and the runs that a SuperLink tells of."""
-    try:
-        with control(address, ca) as client:
-            nodes = list(client.ListNodes(ListNodesRequest()).nodes_info)
-            runs = list(client.ListRuns(ListRunsRequest()).run_dict.values())
-    except httpx.HTTPError as error:
-        raise UserError(f"the server at {address} cannot be asked: {error}; check the address and --ca") from None
-    return nodes, runs

@@ -19,13 +19,12 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from bespoke.errors import UserError, visible
 from bespoke.files import make_folder
 from bespoke.flower import children, keys, worker
-from bespoke.flower.server import control
-from bespoke.flower.tasks import Told
+from bespoke.flower.tasks import Told, control
 
 _LOOK = 0.3  # seconds between two looks
 _LIVE = 90.0  # seconds for which a key may be refused because a node with it was there before
 _QUICK, _DEATHS = 20.0, 4  # so many deaths in a row, each this soon after its start, are no accident
-_SENDING = 60.0  # seconds for the last answer to leave
+_GONE, _STAY = 10.0, 120.0  # seconds without the server, or with it, after which a client with its model leaves
 _WORKER_LOG, _NODE_LOG, _SECRET = "worker.log", "node.log", "node.secret"
 
 
@@ -63,7 +62,7 @@ class _Supervisor:
         secret = self.home / _SECRET
         secret.unlink(missing_ok=True)
         keys.write_secret(secret, secrets.token_bytes(32))
-        for name in (_WORKER_LOG, _NODE_LOG):
+        for name in (_WORKER_LOG, _NODE_LOG, worker.FINISHED):
             (self.home / name).unlink(missing_ok=True)
 
     def run(self) -> None:
@@ -72,16 +71,29 @@ class _Supervisor:
             self._start_worker()
             self._reach()
             self._start_node()
-            while self.worker is not None:
-                time.sleep(_LOOK)
-                if self.worker.poll() is not None:
-                    self._worker_ended(self.worker.returncode)
-                elif self.node is not None and self.node.poll() is not None:
-                    self._node_ended()
-            self._await_sending()
+            while not (self.home / worker.FINISHED).exists():
+                self._keep()
+            self._stay()
         finally:
             children.stop(self.node)
             children.stop(self.worker)
+
+    def _keep(self) -> None:
+        """Wait a little, and start what has ended."""
+        time.sleep(_LOOK)
+        if self.worker is not None and self.worker.poll() is not None:
+            self._worker_ended(self.worker.returncode)
+        elif self.node is not None and self.node.poll() is not None:
+            self._node_ended()
+
+    def _stay(self) -> None:
+        """Stay until the server has gone: Flower drops the answer of a node that leaves before it is read."""
+        end = gone = time.monotonic()
+        while time.monotonic() < min(end + _STAY, gone + _GONE):
+            time.sleep(_LOOK)
+            if not unreachable(self.place.address, self.place.ca):
+                gone = time.monotonic()
+                self._keep()
 
     # --- the process that works -----------------------------------------------------------------------------------
 
@@ -106,9 +118,6 @@ class _Supervisor:
             time.sleep(0.1)
 
     def _worker_ended(self, code: int) -> None:
-        if code == worker.FINISHED:
-            self.worker = None
-            return
         self._count(self.worker_began, f"the client's process ended with code {code}: see {self.home / _WORKER_LOG}")
         children.stop(self.worker)
         self.told(f"the client's process ended with code {code}; it is started again")
@@ -184,16 +193,6 @@ class _Supervisor:
         with (self.home / _NODE_LOG).open("rb") as file:
             file.seek(self.said)
             return file.read().decode(errors="replace")
-
-    def _await_sending(self) -> None:
-        """Return when the last answer has left, or the node has ended."""
-        end = time.monotonic() + _SENDING
-        while time.monotonic() < end and self.node is not None and self.node.poll() is None:
-            text = self._node_said()
-            gone = sum(map(text.count, ("Sent successfully", "Failed to send", "Ignoring reply")))
-            if gone >= text.count("Received successfully"):
-                return
-            time.sleep(_LOOK)
 
     def _count(self, began: float, why: str) -> None:
         """Give up after several deaths in a row."""

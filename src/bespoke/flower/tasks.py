@@ -1,4 +1,4 @@
-"""Flower's tasks, done by programs of our own.
+"""Flower's tasks, done by programs of our own, and what a SuperLink tells those who ask.
 
 Flower sends the code of an app with each run and starts a process for each message, which executes that code. Here both
 sides take only the task, and run what is installed: no code that came over a network is executed, and a client's
@@ -8,11 +8,13 @@ process stays, so that importing torch costs no time. A secret that only the sta
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 from flwr.common.constant import SubStatus
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -20,8 +22,13 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from bespoke.errors import UserError
+
 _HEARTBEAT = 10.0  # seconds; Flower gives a task up after a minute without any
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+Told = Callable[[str], None]
 
 
 class Api(NamedTuple):
@@ -79,4 +86,20 @@ def beating(client: RuntimeHttpClient) -> Iterator[None]:
         thread.join(_HEARTBEAT)
 
 
-Told = Callable[[str], None]
+def control(address: str, ca: bytes | None) -> ControlHttpClient:
+    """Return a connection to a SuperLink that asks for and tells what the command ``flwr`` does."""
+    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+    return ControlHttpClient.from_server_address(
+        server_address=address, insecure=ca is None, root_certificates=ca, interceptors=[version]
+    )
+
+
+def status(address: str, ca: bytes | None) -> tuple[list[Any], list[Any]]:
+    """Return the nodes and the runs that a SuperLink tells of."""
+    try:
+        with control(address, ca) as client:
+            nodes = list(client.ListNodes(ListNodesRequest()).nodes_info)
+            runs = list(client.ListRuns(ListRunsRequest()).run_dict.values())
+    except httpx.HTTPError as error:
+        raise UserError(f"the server at {address} cannot be asked: {error}; check the address and --ca") from None
+    return nodes, runs

@@ -2,23 +2,23 @@
 
 import json
 import logging
-import os
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 
 from bespoke.errors import UserError
 from bespoke.flower.children import end_with
 
-READY = "ready"  # in the client's home, once its data have been checked
-FINISHED, REFUSED = 0, 2  # how the process ends
+READY, FINISHED = "ready", "finished"  # in the client's home: its data have been checked, its model has been made
+_REFUSED = 2  # how the process ends where its data or settings are wrong
 _INTERVAL = 0.2  # seconds between two looks for a message
 
 
-def work(settings: dict[str, str]) -> None:
-    """Check the data, say so, and answer messages until the federation is finished."""
+def work(settings: dict[str, str]) -> NoReturn:
+    """Check the data, say so, and answer messages; a server that was resumed may ask for the model once more."""
     from flwr.common.serde import context_from_proto  # noqa: F401 - before the first message, not within it
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
@@ -47,23 +47,19 @@ def work(settings: dict[str, str]) -> None:
                 logging.getLogger("bespoke.node").warning("the node is gone, and an answer with it: %s", error)
                 continue
             if finished:
-                return
+                (home / FINISHED).touch()
 
 
 def main() -> None:
-    """Work, and end with the exit code that says how."""
+    """Work until this process is ended."""
     parent, settings = sys.argv[1:]
     end_with(int(parent))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
     try:
         work(json.loads(settings))
-        code = FINISHED
     except UserError as error:
         print(f"bespoke: {error}", file=sys.stderr)
-        code = REFUSED
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # Flower's threads need not end first
+        sys.exit(_REFUSED)
 
 
 if __name__ == "__main__":
