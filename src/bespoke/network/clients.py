@@ -32,6 +32,7 @@ from bespoke.network.terms import Answers, Terms
 from bespoke.network.versions import NAME
 
 _MOST_VIEWS, _LONGEST_NAME, _MOST_BYTES = 64, 100, 2.0**53
+_TRIES = 3  # to enrol a client that stays connected
 _MEMBERS_OF_METRIC = 10_000  # numbers of a metric whose parts are lists
 
 
@@ -100,7 +101,7 @@ class NetworkClients:
         self.declared: dict[str, dict[str, int]] = {}  # rows by split, of those who enrolled, by fingerprint
         self.absent: dict[int, str] = {}  # who did not answer the last evaluation,
         self._evaluated = 0  # and its round
-        self._declined: set[str] = set()  # keys of those who cannot take part, while they stay connected
+        self._tries: dict[str, int] = {}  # to enrol those who are connected, by key
         self._proposed: tuple[int, dict[int, str]] = 0, {}  # the round, and versions by client
 
     # --- who is there -------------------------------------------------------------------------------------------
@@ -115,6 +116,8 @@ class NetworkClients:
         while True:
             here = self._online()
             free, known = sum(not member.key for member in roster), {member.key for member in roster}
+            if free:
+                self._enrol(here)
             enrolled = [name for name in here if name not in known and name in self.declared]
             there = sum(member.key in here for member in roster) + min(free, len(enrolled))
             if there == len(roster):
@@ -129,8 +132,7 @@ class NetworkClients:
                         f"{self.settings.quorum}: start them, wait longer, or lower [federation] quorum"
                     )
                 break
-            if not (free and self._enrol(here)):
-                time.sleep(self.settings.interval)
+            time.sleep(self.settings.interval)
         self._seat(here)
         for client, member in enumerate(roster):
             rows = f", {member.key[:16]}, with {member.rows:,} train rows" if member.key else ""
@@ -139,36 +141,38 @@ class NetworkClients:
     def _online(self) -> dict[str, str]:
         """Return the keys of those who are connected, by fingerprint, in the order of the keys."""
         keys = sorted(self.link.online())
-        self._declined &= set(keys)
+        self._tries = {key: self._tries.get(key, 0) for key in keys}
         return {fingerprint(key): key for key in keys}
 
-    def _enrol(self, here: dict[str, str]) -> bool:
-        """Ask strangers for their rows; return whether there were any."""
+    def _enrol(self, here: dict[str, str]) -> None:
+        """Ask strangers for their rows."""
         known = {member.key for member in (*self.store.members, *self.guests)} | self.declared.keys()
-        strangers = {name: key for name, key in here.items() if name not in known and key not in self._declined}
+        strangers = {name: key for name, key in here.items() if name not in known and self._tries[key] < _TRIES}
         asked = replace(self._request("enrol", 1, 0), accepted=0, version="", oldest=0)  # nothing of anybody's
         requests = {key: replace(asked, id=secrets.token_hex(8)) for key in strangers.values()}
 
         def heard(key: str, answer: Message | str) -> bool:
             name = fingerprint(key)
+            if isinstance(answer, str):
+                self.told(f"client {name[:16]} gave no answer: {visible(answer[:200])}")
+                return True
             try:
                 rows = self._declaration(requests[key], answer)
             except MessageError as error:
-                self._declined.add(key)
+                self._tries[key] = _TRIES  # what is wrong with its data will be so next time
                 self.told(f"client {name[:16]} is refused: {error}")
                 return True
             if rows is not None:
                 self.declared[name] = rows
             return rows is not None
 
+        for key in requests:
+            self._tries[key] += 1
         for key in self._collect({key: Message(write_head(request)) for key, request in requests.items()}, heard):
             self.told(f"client {fingerprint(key)[:16]} did not answer within {self.settings.round_timeout:g} s")
-        return bool(strangers)
 
-    def _declaration(self, request: Request, answer: Message | str) -> dict[str, int] | None:
+    def _declaration(self, request: Request, answer: Message) -> dict[str, int] | None:
         """Return the rows that a client declares, by split; None for a late answer to something else."""
-        if isinstance(answer, str):
-            raise MessageError(visible(answer[:200]))
         reply = read_head(answer.head, Reply)
         if reply.id != request.id:
             return None
@@ -409,8 +413,11 @@ class NetworkClients:
         for name in ("bytes_up", "bytes_down"):
             if not 0 <= reply.logged.get(name, 0) <= _MOST_BYTES:
                 raise MessageError(f"it logs {shown(reply.logged[name])} as {name!r}")
+        declared = self._member(client).rows
+        if reply.rows.get("train") != declared:
+            raise MessageError(f"it has {shown(reply.rows.get('train'))} train rows, and declared {declared:,}")
         up = decode(message.leaves, self.answers.up, self.terms.task.device)
-        check_upload(self.terms.algorithm, up, self.store.members[client].rows)
+        check_upload(self.terms.algorithm, up, declared)
         return up
 
     def _uploads(self, answered: list[int], ups: list[Tree]) -> Uploads:
@@ -445,6 +452,10 @@ class NetworkClients:
             raise MessageError(_unexpected(reply))
         if len(reply.scores) > _MOST_VIEWS or not all(map(self._is_score, reply.scores)):
             raise MessageError("its scores are none of its method and objective")
+        declared = self.declared.get(self._member(client).key)  # not known of all after a resume
+        for split, _, rows, *_ in reply.scores:
+            if declared is not None and rows != declared.get(split, 0):
+                raise MessageError(f"it scores {rows} {split} rows, and declared {declared.get(split, 0):,}")
         return [Evaluated(client, *score) for score in reply.scores]
 
     def _is_score(self, value: Any) -> bool:

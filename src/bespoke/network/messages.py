@@ -175,7 +175,7 @@ class Reply:
     breaks: int = 0  # calls to the host
     logged: dict[str, float] = field(default_factory=dict)
     scores: list[Any] = field(default_factory=list)  # [split, view, rows, metrics, logged] of each evaluation
-    rows: dict[str, int] = field(default_factory=dict)  # by split, of a client that enrols
+    rows: dict[str, int] = field(default_factory=dict)  # that the client has, by split
 
 
 Head = TypeVar("Head", Request, Reply)

@@ -46,7 +46,7 @@ class Node:
         try:
             self._check(request)
             if request.kind == "enrol":
-                return self._reply(request, "enrolled", rows={split: len(own.rows) for split, own in self.rows.items()})
+                return self._reply(request, "enrolled")
             down = decode(message.leaves, self.terms.down, self.terms.task.device)
             with torch.no_grad(), arithmetic(self.terms.task.precision):
                 return self._worked(request, down)
@@ -61,7 +61,7 @@ class Node:
         if request.experiment != self.terms.experiment:
             raise MessageError(
                 f"the message is of another experiment, {request.experiment[:16]!r}, and this client is of "
-                f"{self.terms.experiment!r}"
+                f"{self.terms.experiment!r}: settings, or the weights in a file that they name, differ"
             )
         if request.kind == "enrol":
             return
@@ -148,7 +148,8 @@ class Node:
 
     def _reply(self, request: Request, kind: str, up: Tree | None = None, **told: Any) -> Message:
         experiment, place = self.terms.experiment, (request.client, request.round)
-        head = Reply(kind, request.id, experiment, request.federation, *place, **told)
+        rows = {split: len(own.rows) for split, own in self.rows.items()}
+        head = Reply(kind, request.id, experiment, request.federation, *place, rows=rows, **told)
         return Message(write_head(head), encode(up or {}))
 
 

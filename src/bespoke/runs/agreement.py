@@ -1,5 +1,6 @@
 """What both sides of a real federation make of its experiment, whose ``[data]`` is a contract, without any row."""
 
+import hashlib
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -7,10 +8,13 @@ import torch
 
 from bespoke.core import tree
 from bespoke.core.data import FederatedData, Rows
+from bespoke.core.task import Task
+from bespoke.core.tree import Tree
 from bespoke.data.agreed import CONTRACT, agreed
 from bespoke.engine.rows import ClientRows
 from bespoke.errors import UserError
 from bespoke.network.terms import Terms, made_up
+from bespoke.runs import identity
 from bespoke.runs.api import check_together, model_of, objective_of, pick_device
 from bespoke.runs.experiment import Experiment
 
@@ -43,11 +47,19 @@ def agreement(experiment: Experiment, device: str = "cpu") -> Agreement:
         raise UserError(f"the objective {objective.name!r} {needs} {'' if objective.classes else 'some'}: {cure}")
     task, params = model_of(experiment, pool, pick_device(device), "auto")
     method, training, seed = experiment.method, experiment.training, experiment.seed
-    terms = Terms(experiment.hash(), method, task, params, training, seed, pool.num_clients)
+    terms = Terms(_name(experiment, task, params), method, task, params, training, seed, pool.num_clients)
     rows = made_up(task, pool.inputs, tree.map(lambda leaf: leaf[0], pool.extra), pool.transform)
     one = replace(pool, x=rows.x.cpu(), y=rows.y.cpu(), train=Rows(torch.arange(len(rows.x)), (len(rows.x),)))
     check_together(experiment, one, task)
     return Agreement(terms, pool, rows)
+
+
+def _name(experiment: Experiment, task: Task, params: Tree) -> str:
+    """Return what messages call the experiment: its hash, in which weights that are read from files count too."""
+    given = (params if experiment.model.start else {}) | (task.constants() if experiment.model.vectors else {})
+    if not given:
+        return experiment.hash()
+    return hashlib.sha256(f"{experiment.hash()} {identity.weights_hash(given)}".encode()).hexdigest()[:16]
 
 
 def terms_of(experiment: Experiment, device: str = "cpu") -> Terms:

@@ -244,10 +244,13 @@ def _stored(experiment: Experiment, folder: RunFolder, told: dict[str, Any]) -> 
     return stored
 
 
-def newest(folder: RunFolder, federation: Federation, server: Tree, label: str) -> tuple[Checkpoint | None, list[str]]:
+def newest(
+    folder: RunFolder, federation: Federation, server: Tree, label: str, state: Tree | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """Return a run's newest intact checkpoint, which fits the records, or None, and notes about it; change nothing.
 
-    ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear.
+    ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear, and ``state``
+    what they hold for one client, if not what the clients of this federation keep.
     """
     task = federation.task
     found, notes = load_newest(
@@ -256,7 +259,7 @@ def newest(folder: RunFolder, federation: Federation, server: Tree, label: str) 
         experiment_hash=label,
         like=server,
         clients=federation.total_clients,
-        state=federation.clients.sample(),
+        state=federation.clients.sample() if state is None else state,
     )
     if found is None:
         return None, notes

@@ -44,11 +44,11 @@ def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
         "classes": classes,
         "num_classes": pool.num_classes,
         "content": [""] * pool.total_clients if elsewhere else content_hashes(pool),
-        **({"start": _weights_hash(start)} if start is not None else {}),
+        **({"start": weights_hash(start)} if start is not None else {}),
     }
 
 
-def _weights_hash(params: Tree) -> str:
+def weights_hash(params: Tree) -> str:
     """Return a hash of a model's weights, with their names, shapes and types, in any order."""
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in sorted(tree.flatten(params).items()):

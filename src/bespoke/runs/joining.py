@@ -121,7 +121,7 @@ def _model(
     """Return a personal model, with its headline metric on the client's test rows, if it has any."""
     terms, pool = agreed.terms, agreed.pool
     about = {
-        "experiment": terms.experiment,
+        "experiment": experiment.hash(),
         "round": request.round,
         "seed": terms.seed,
         "precision": terms.task.precision,
@@ -151,7 +151,7 @@ def _write(
     report = {
         "client": models[0].about["client"],
         "method": experiment.algorithm_name,
-        "experiment": request.experiment,
+        "experiment": experiment.hash(),
         "federation": request.federation,
         "round": request.round,
         "rows": {split: len(x) for split, (x, _) in splits.items()},

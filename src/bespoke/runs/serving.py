@@ -62,6 +62,8 @@ def serve(
     if resume and (folder.path / FEDERATION).exists():
         clients.wait = wait  # for the roster, which is in the checkpoint
         pool, described = _recorded(agreed.pool, folder)
+        for client, key in enumerate(described["roster"]):
+            clients.declared[key] = {split: getattr(pool, split).sizes[client] for split in SIZES}
     else:
         clients.gather(wait)
         pool, described = _declared(agreed.pool, clients)
@@ -124,4 +126,6 @@ def finished(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> 
     notes = [f"client {client} has made no personal model: {reason}" for client, reason in sorted(why.items())]
     for note in notes:
         told(note)
+    environment = run.folder.read_json("environment.json")
+    run.folder.write_json("environment.json", environment | {"notes": [*environment["notes"], *notes]})
     return notes
