@@ -132,6 +132,7 @@ def status(
     _need_flower()
     from bespoke.flower import keys as files
     from bespoke.flower import supervisor, tasks
+    from bespoke.network.ledger import fingerprint
 
     host, _ = supervisor.split(address)
     _check_insecure(insecure, host)
@@ -152,7 +153,7 @@ def status(
         return
     for client in found["clients"]:
         since = f" since {client['since']}" if client["status"] == "online" else ""
-        print(visible(f"client {files.fingerprint(client['key'])}: {client['status']}{since}"))
+        print(visible(f"client {fingerprint(client['key'])[:16]}: {client['status']}{since}"))
     for run in found["runs"]:
         print(visible(f"run {run['id']}: {run['status']} {run['ended']}".rstrip()))
 

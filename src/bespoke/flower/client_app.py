@@ -12,25 +12,32 @@ from flwr.common.constant import ErrorCode
 
 from bespoke.errors import UserError
 from bespoke.flower.records import from_records, to_records
-from bespoke.network.messages import MessageError, Reply, read_head
+from bespoke.network.messages import MessageError, Reply, Request, read_head
 from bespoke.network.node import Node
 
 _log = logging.getLogger("bespoke.node")
 app = ClientApp()
 
 
-def answered(node: Node, message: FlowerMessage) -> tuple[FlowerMessage, bool]:
-    """Return a node's answer, and whether it was the last; an error is told by its kind, since it may hold data."""
+def answered(node: Node, message: FlowerMessage) -> tuple[FlowerMessage, Reply | None]:
+    """Return a node's answer, and its head; an error is told by its kind, since it may hold data."""
     try:
         answer = node.answer(from_records(message.content))
-        finished = read_head(answer.head, Reply).kind == "finished"
-        return FlowerMessage(to_records(answer), reply_to=message), finished
+        return FlowerMessage(to_records(answer), reply_to=message), read_head(answer.head, Reply)
     except MessageError as error:
         why = str(error)
     except Exception as error:
         _log.exception("a message could not be answered")
         why = type(error).__name__
-    return FlowerMessage(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message), False
+    return FlowerMessage(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message), None
+
+
+def is_foreign(node: Node, message: FlowerMessage) -> bool:
+    """Return whether a message is of another experiment than the node's, so that no later one can be of use."""
+    try:
+        return read_head(from_records(message.content).head, Request).experiment != node.terms.experiment
+    except MessageError:
+        return False
 
 
 @app.query()

@@ -90,13 +90,6 @@ def read_lines(paths: Iterable[Path]) -> list[str]:
     return list(found)
 
 
-def fingerprint(line: str) -> str:
-    """Return a short name of a public key."""
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(line.encode())
-    return digest.finalize().hex()[:12]
-
-
 def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     """Write an authority's certificate, and a server's with its key, for these hosts; the authority's key is dropped.
 

@@ -118,6 +118,8 @@ class _Supervisor:
             time.sleep(0.1)
 
     def _worker_ended(self, code: int) -> None:
+        if code == worker.REFUSED:
+            raise UserError(_last_sentence(self.home / _WORKER_LOG))
         self._count(self.worker_began, f"the client's process ended with code {code}: see {self.home / _WORKER_LOG}")
         children.stop(self.worker)
         self.told(f"the client's process ended with code {code}; it is started again")

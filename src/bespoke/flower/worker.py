@@ -13,8 +13,9 @@ from bespoke.errors import UserError
 from bespoke.flower.children import end_with
 
 READY, FINISHED = "ready", "finished"  # in the client's home: its data have been checked, its model has been made
-_REFUSED = 2  # how the process ends where its data or settings are wrong
+REFUSED = 2  # how the process ends where its data or settings are wrong
 _INTERVAL = 0.2  # seconds between two looks for a message
+_TOLD = 5.0  # seconds for the server to hear why a client leaves
 
 
 def work(settings: dict[str, str]) -> NoReturn:
@@ -40,14 +41,17 @@ def work(settings: dict[str, str]) -> NoReturn:
             try:
                 with api.client(found[0]) as client, tasks.beating(client):
                     message, context, _, _ = pull_task_input(client)
-                    answer, finished = client_app.answered(node, message)
+                    answer, reply = client_app.answered(node, message)
                     push_message(client, answer, context)
                     tasks.give_back(client)
             except httpx.HTTPError as error:
                 logging.getLogger("bespoke.node").warning("the node is gone, and an answer with it: %s", error)
                 continue
-            if finished:
+            if reply is not None and reply.kind == "finished":
                 (home / FINISHED).touch()
+            if client_app.is_foreign(node, message):
+                time.sleep(_TOLD)
+                raise UserError("the server runs another experiment: get its file from the server's operator")
 
 
 def main() -> None:
@@ -59,7 +63,7 @@ def main() -> None:
         work(json.loads(settings))
     except UserError as error:
         print(f"bespoke: {error}", file=sys.stderr)
-        sys.exit(_REFUSED)
+        sys.exit(REFUSED)
 
 
 if __name__ == "__main__":
