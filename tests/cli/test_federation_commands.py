@@ -1,12 +1,15 @@
 """``keys``, ``serve`` and ``join``: what is refused before anything is started."""
 
 import stat
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from small_runs import command
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "federation.toml"
 
 
 def test_keys_are_made_once_for_their_owner_alone(tmp_path):
@@ -24,7 +27,7 @@ def test_keys_are_made_once_for_their_owner_alone(tmp_path):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::"])
 def test_insecure_is_for_this_machine_alone(tmp_path, host):
-    for words in (("serve", "digits-dirichlet"), ("join", f"{host}:9092", "--experiment", "x")):
+    for words in (("serve", EXAMPLE), ("join", f"{host}:9092", "--experiment", "x")):
         more = ("--address", f"{host}:9092") if words[0] == "serve" else ("--data", "x", "--home", tmp_path)
         found = command(*words, *more, "--insecure")
         assert found.code == 2 and "--insecure is for one machine alone" in found.err
@@ -32,18 +35,14 @@ def test_insecure_is_for_this_machine_alone(tmp_path, host):
 
 def test_what_serve_needs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    example = "examples/federation.toml"
-    from pathlib import Path
-
-    example = Path(__file__).parents[2] / "examples" / "federation.toml"
-    found = command("serve", example)
+    found = command("serve", EXAMPLE)
     assert found.code == 2 and "have them made by --make-certificates HOST" in found.err
-    found = command("serve", example, "--make-certificates", "server.example")
+    found = command("serve", EXAMPLE, "--make-certificates", "server.example")
     assert found.code == 2 and "no client's key is known" in found.err
     (tmp_path / "keys").write_text("ssh-rsa AAAA nobody\n")
-    found = command("serve", example, "--register", tmp_path / "keys")
+    found = command("serve", EXAMPLE, "--register", tmp_path / "keys")
     assert found.code == 2 and "is no public key: give the line that bespoke keys prints" in found.err
-    found = command("serve", example, "--address", "nowhere")
+    found = command("serve", EXAMPLE, "--address", "nowhere")
     assert found.code == 2 and "write HOST:PORT" in found.err
 
 

@@ -8,11 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from sklearn.datasets import load_digits
 
+import bespoke
+from bespoke.clients import SequentialClients
+from bespoke.core import tree
 from bespoke.flower import children, keys
+from bespoke.runs.bounds import without
+from bespoke.runs.checkpoint import load_newest
+from bespoke.runs.experiment import load
 
 TOML = """
 [data]
@@ -27,13 +34,14 @@ name = "mlp"
 hidden = 8
 [algorithm]
 name = "{algorithm}"
+{options}
 [training]
 rounds = {rounds}
 batch = 32
 [evaluation]
 every = {every}
 [federation]
-quorum = {clients}
+quorum = {quorum}
 round_timeout = {timeout}
 """
 PATIENCE = 300  # seconds for anything
@@ -42,12 +50,11 @@ PATIENCE = 300  # seconds for anything
 class Machines:
     """Folders of a server and its clients, and the processes in them; client i is the server's client i."""
 
-    def __init__(self, folder, clients=2, algorithm="pfedfda", rounds=2, every=0, timeout=200):
-        self.folder, self.number, self.processes = folder, clients, []
-        self.settings = {"clients": clients, "algorithm": algorithm, "rounds": rounds, "every": every}
-        self.settings["timeout"] = timeout
+    def __init__(self, folder, clients=2, **settings):
+        self.folder, self.processes = folder, []
+        common = {"algorithm": "pfedfda", "rounds": 2, "options": "", "every": 0, "timeout": 200, "quorum": clients}
         self.experiment = folder / "experiment.toml"
-        self.experiment.write_text(TOML.format(**self.settings))
+        self.experiment.write_text(TOML.format(**common | settings, clients=clients))
         self.certificates, self.out = folder / "certificates", folder / "server"
         keys.make_certificates(self.certificates, ["127.0.0.1", "localhost"])
         self.address = f"127.0.0.1:{children.free_port()}"
@@ -132,5 +139,47 @@ class Machines:
                     return int(path.parent.name)
         return None
 
-    def kill(self, number):
+    def kill(self, process, module=""):
+        """Kill a command, or the process that it has started for a module, as a machine's failure would."""
+        number = self.child(process, module) if module else process.pid
         os.kill(number, signal.SIGKILL)
+
+    def in_work(self, client, since=1):
+        """Wait until a client works on a message of a round after this many rounds."""
+        log = self.homes[client] / "node.log"
+
+        def working():
+            text = log.read_text() if log.exists() else ""
+            return len(self.rounds()) >= since and text.count("Received successfully") > text.count("Sent successfully")
+
+        self.until(working, f"work of client {client}")
+
+
+def simulated(machines, out):
+    """The run of one client after another with the same rows, and with the same absences."""
+    absent = {row["round"]: [int(client) for client in row.get("missing", {})] for row in machines.rounds()}
+    loaded, _ = load(str(machines.experiment))
+    data = bespoke.DataSettings(
+        name="files", path=str(machines.folder / "data" / "*.npz"), num_classes=10, transform=loaded.data.transform
+    )
+    tables = {name: getattr(loaded, name) for name in ("model", "training", "evaluation", "seed")}
+    same = bespoke.Experiment(data=data, algorithm=loaded.algorithm_name, **tables)
+    plain = SequentialClients.train
+
+    def train(clients, round, cohort, shared, own):
+        return without(plain(clients, round, cohort, shared, own), dict.fromkeys(absent.get(round, ()), "gone"))
+
+    with mock.patch.object(SequentialClients, "train", train):
+        return bespoke.run(same, out, backend="loop", device="cpu", progress=False)
+
+
+def check_equal(machines, out):
+    """The server's last state and every personal model are the simulation's."""
+    there = simulated(machines, out)
+    last = [load_newest(folder / "checkpoints")[0].server for folder in (machines.out / "run", out)]
+    one, two = map(tree.flatten, last)
+    assert one.keys() == two.keys() and all(float((one[n] - two[n]).abs().max()) <= 1e-6 for n in one)
+    for client, model in enumerate(there.models.values()):
+        mine = bespoke.load_model(machines.homes[client] / "model.safetensors")
+        x = np.load(machines.folder / "data" / f"{client}.npz")["x_test"]
+        assert float((mine.logits(x) - model.logits(x)).abs().max()) <= 1e-5

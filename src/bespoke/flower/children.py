@@ -1,6 +1,7 @@
 """The processes that a command starts: each ends with the one that started it, whatever ends that one."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -9,6 +10,8 @@ import sys
 import threading
 import time
 from pathlib import Path
+
+from bespoke.errors import UserError
 
 _LOOK, _GRACE = 0.5, 15.0  # seconds between two looks at the parent; for a process to end when it is asked to
 
@@ -55,3 +58,17 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return whether a server may listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another address") from None
+            return False
+    return True

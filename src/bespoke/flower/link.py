@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import httpx
 from flwr.app import Message as FlowerMessage
 from flwr.app import MessageType
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import RunNotRunningException
 
@@ -17,6 +18,7 @@ from bespoke.network.messages import Message, MessageError
 
 _LOOK = 2.0  # seconds between two looks at who is there, while answers are awaited
 _TRIES, _PAUSE = 4, 1.0  # of a call to the SuperLink, and seconds between them
+_OFFLINE = "it went offline during its work"
 
 Answer = TypeVar("Answer")
 
@@ -78,7 +80,7 @@ class FlowerLink:
         self.online()
         for key, (_, came) in self._pushed.items():
             if key not in self._nodes:
-                gone.setdefault(key, "it went offline during its work")
+                gone.setdefault(key, _OFFLINE)
             elif self._nodes[key].last_activated_at != came:
                 gone.setdefault(key, "its node was started again during its work")
         return gone
@@ -100,6 +102,8 @@ class FlowerLink:
 
 def _read(reply: FlowerMessage) -> Message | str:
     """Return an answer, or why there is none."""
+    if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+        return _OFFLINE
     if reply.has_error():
         return f"its program failed: {reply.error.reason or f'error {reply.error.code}'}"
     try:

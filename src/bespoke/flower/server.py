@@ -26,7 +26,7 @@ from bespoke.flower import children, keys, tasks
 from bespoke.flower.link import FlowerLink, LinkLost
 from bespoke.flower.tasks import control
 
-_START = 60.0  # seconds for a SuperLink to answer
+_START, _LEAVE = 60.0, 20.0  # seconds for a SuperLink to answer, and for an earlier one to leave
 _LOG, _DATABASE, _SECRET = "superlink.log", "superlink.db", "superlink.secret"
 APP = Path(__file__).parent / "app"
 
@@ -56,11 +56,12 @@ class SuperLink:
         arguments = [*safety, "--host", self.host, "--port", str(self.port), "--isolation", "process"]
         arguments += ["--superexec-auth-secret-file", str(self.folder / _SECRET)]
         arguments += ["--database", str(self.folder / _DATABASE), "--disable-runtime-dependency-installation"]
+        self._await_port()
         self.process = children.start("superlink", arguments, self.folder / _LOG, self.folder / "flwr")
         end, why = time.monotonic() + _START, "it did not answer"
         while time.monotonic() < end:
             if not self.alive():
-                raise UserError(f"the SuperLink ended at once: see {self.folder / _LOG}; is the port {self.port} free?")
+                raise UserError(f"the SuperLink ended at once: see {self.folder / _LOG}")
             try:
                 self.nodes()
                 return
@@ -71,6 +72,14 @@ class SuperLink:
                 time.sleep(0.2)
         self.stop()
         raise UserError(f"the SuperLink at {self.api.address} cannot be used: {why}; see {self.folder / _LOG}")
+
+    def _await_port(self) -> None:
+        """Wait for a SuperLink whose command was killed to leave the port."""
+        end = time.monotonic() + _LEAVE
+        while not children.is_free(self.host, self.port):
+            if time.monotonic() > end:
+                raise UserError(f"another program listens on {self.host}:{self.port}: choose another --address")
+            time.sleep(0.5)
 
     def alive(self) -> bool:
         """Return whether its process runs."""

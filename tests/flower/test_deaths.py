@@ -1,0 +1,87 @@
+"""What dies in the middle of a federation of real processes, and what becomes of the run."""
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flower_processes import Machines, check_equal
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """Two clients whose rounds take some seconds."""
+    with Machines(tmp_path, algorithm="fedrep", rounds=4, options="head_epochs = 300", quorum=1) as found:
+        yield found
+
+
+@pytest.fixture
+def running(machines):
+    server, clients = machines.serve(), [machines.join(client) for client in range(2)]
+    machines.in_work(1)
+    return machines, server, clients
+
+
+def finished(machines, processes, tmp_path, what, said):
+    """Wait for the end; return who was missing in which round."""
+    seconds = machines.until(lambda: all(process.poll() is not None for process in processes), "the end")
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    print(f"{what}: finished {seconds:.0f} s later")
+    assert said in "".join(machines.text(path.name) for path in machines.logs())
+    rows = machines.rounds()
+    assert [row["round"] for row in rows] == [1, 2, 3, 4] and not any(row["refused"] for row in rows)
+    for home in machines.homes:
+        assert json.loads((home / "report.json").read_text())["round"] == 4
+    check_equal(machines, tmp_path / "loop")
+    return {row["round"]: row["missing"] for row in rows if row.get("missing")}
+
+
+def test_a_node_is_killed_in_a_round(running, tmp_path):
+    machines, server, clients = running
+    machines.kill(clients[1], "supernode")
+    missing = finished(machines, [server, *clients], tmp_path, "node killed", "the node ended; it is started again")
+    (_, told), *later = missing.items()
+    assert list(told) == ["1"] and "during its work" in told["1"]
+    assert len(later) < 2 and all(told == {"1": "it was offline"} for _, told in later)  # Flower refuses its key
+
+
+def test_a_client_s_process_is_killed_in_a_round(running, tmp_path):
+    machines, server, clients = running
+    machines.kill(clients[1], "worker")
+    said = "the client's process ended with code -9; it is started again"
+    missing = finished(machines, [server, *clients], tmp_path, "client's process killed", said)
+    ((_, told),) = missing.items()
+    assert list(told) == ["1"] and "its program failed" in told["1"]
+
+
+def test_the_superlink_is_killed_in_a_round(running, tmp_path):
+    machines, server, clients = running
+    machines.kill(server, "superlink")
+    said = "it is started again, and the run goes on from its last round"
+    assert finished(machines, [server, *clients], tmp_path, "SuperLink killed", said) == {}
+
+
+def test_the_server_is_killed_in_a_round_and_resumed(running, tmp_path):
+    machines, server, clients = running
+    machines.kill(server)
+    server.wait()
+    again = machines.serve("--resume")
+    assert finished(machines, [again, *clients], tmp_path, "server killed", "listening") == {}
+
+
+def test_a_client_that_lost_its_disk_begins_anew(running, tmp_path):
+    machines, server, clients = running
+    machines.kill(clients[1])
+    clients[1].wait()
+    shutil.rmtree(machines.homes[1] / "states")
+    clients[1] = machines.join(1)
+    seconds = machines.until(lambda: all(p.poll() is not None for p in (server, *clients)), "the end")
+    assert [process.returncode for process in (server, *clients)] == [0, 0, 0]
+    print(f"disk lost: finished {seconds:.0f} s later")
+    missing = [row["missing"] for row in machines.rounds() if row.get("missing")]
+    assert any("is lost, so that it begins anew" in told.get("1", "") for told in missing)
+    assert json.loads((machines.homes[1] / "report.json").read_text())["round"] == 4
