@@ -163,7 +163,7 @@ def simulated(machines, out):
         name="files", path=str(machines.folder / "data" / "*.npz"), num_classes=10, transform=loaded.data.transform
     )
     tables = {name: getattr(loaded, name) for name in ("model", "training", "evaluation", "seed")}
-    same = bespoke.Experiment(data=data, algorithm=loaded.algorithm_name, **tables)
+    same = bespoke.Experiment(data=data, algorithm=loaded.method, **tables)
     plain = SequentialClients.train
 
     def train(clients, round, cohort, shared, own):

@@ -159,6 +159,22 @@ def status(
 
 
 @app.command()
+def sees(
+    experiment: Annotated[str, typer.Argument(help="An experiment's file whose data are a contract.")],
+    algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="This method instead of the file's.")] = None,
+) -> None:
+    """Show what a server sees of a client in a round: the arrays of its upload, and what is logged beside it."""
+    from bespoke.flower.sight import seen
+    from bespoke.runs.experiment import load
+
+    parts, logged, size, headers = seen(load(experiment, algorithm)[0])
+    for part, number in parts.items():
+        print(f"{part}: {number:,} numbers")
+    print(f"in all: {sum(parts.values()):,} numbers, {size:,} bytes, and {headers:,} of headers and names")
+    print(f"logged: {', '.join(logged) or 'nothing'}; and once the number of its rows, and its scores")
+
+
+@app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
 ) -> None:
