@@ -5,6 +5,7 @@ sides take only the task, and run what is installed: no code that came over a ne
 process stays, so that importing torch costs no time. A secret that only the starting command knows protects the tasks.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from bespoke.errors import UserError
 
-_HEARTBEAT = 10.0  # seconds; Flower gives a task up after a minute without any
+_HEARTBEAT = 5.0  # seconds between two signs of life, without which Flower gives a task up
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -71,11 +72,10 @@ def beating(client: RuntimeHttpClient) -> Iterator[None]:
     done = threading.Event()
 
     def beat() -> None:
-        while not done.wait(_HEARTBEAT):
-            try:
+        while not done.is_set():
+            with contextlib.suppress(httpx.HTTPError):  # whoever works on the task will hear of it
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except httpx.HTTPError:
-                continue  # whoever works on the task will hear of it
+            done.wait(_HEARTBEAT)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
