@@ -133,6 +133,31 @@ def test_an_upload_beyond_the_bound_is_a_refusal_too(tmp_path):
     assert [member.accepted for member in clients.store.members] == [2, 1, 2, 0]
 
 
+def test_a_lone_client_beyond_the_bound_is_refused_until_it_is_in_quarantine(tmp_path):
+    network = Network(terms("fedavg", FULL), tmp_path)
+    clients, shift = network.clients(), tree.map(lambda x: x + 1e9, network.terms.params)
+    over = federation(network.terms, clients)
+    server = next(over.rounds()).server
+    network.wire.offline = {"key 0", "key 2"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NetworkClients, "_upload", lambda *_: {"model": shift})
+        for number in (2, 3, 4):
+            done = next(over.rounds(server, number))
+            assert "beyond [training] bound" in done.refused[1] and toy.same_bits(done.server, server)
+    assert [member.strikes for member in clients.store.members] == [0, 3, 0, 0]
+    assert clients.notes == ["client 1 is in quarantine after round 4: 3 uploads in a row were refused"]
+
+
+def test_a_step_of_the_servers_that_fails_blames_nobody(tmp_path):
+    network = Network(terms("fedavg", FULL), tmp_path)
+    clients = network.clients()
+    over = federation(network.terms, clients)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(network.terms.algorithm), "aggregate", lambda *_: {"model": {"x": torch.tensor(torch.nan)}})
+        done = next(over.rounds())
+    assert list(done.refused) == [0, 1, 2] and [member.strikes for member in clients.store.members] == [0] * 4
+
+
 def test_only_those_who_answered_can_be_accepted(network):
     clients = network.clients()
     over = federation(network.terms, clients)
@@ -439,3 +464,57 @@ def test_local_evaluation_sends_what_was_just_trained(tmp_path):
         found.append(over.evaluate(next(over.rounds())))
     assert [row.client for row in found[0]] == [0, 1, 2, 3]
     assert found[0] == found[1]
+
+
+# --- who leaves while the server waits -----------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(network, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("bespoke.network.clients.time", clock)
+    clients, held = network.clients(FederationSettings(600.0, interval=0.5)), {}
+    comes, pull = {2: 3.5, 0: 9.0}, network.wire.pull  # when an answer comes; one does after a look at which it is gone
+
+    def late():
+        network.wire.offline = {"key 1", "key 2"} if clock.now >= 1.0 else set()
+        for client in [client for client, when in comes.items() if clock.now >= when]:
+            del comes[client]
+            network.wire.waiting.append((f"key {client}", held[client]))
+        return pull()
+
+    network.wire.change = lambda request, reply: held.update({request["client"]: reply})
+    network.wire.pull = late
+    (done,) = rounds(network, clients)
+    assert done.trained.missing == {1: "it went offline before it answered"}
+    assert done.uploads.clients.tolist() == [0, 2] and clock.now == 9.0
+
+
+def test_a_round_waits_for_a_quorum_and_ends_the_run_if_none_comes(network, monkeypatch):
+    clock, said = Clock(), []
+    monkeypatch.setattr("bespoke.network.clients.time", clock)
+    clients = network.clients(FederationSettings(600.0, 2, 0.5), wait=20.0, told=said.append)
+    (first,) = rounds(network, clients)
+    assert said[-1].endswith(": here") and clock.now == 0.0
+    online = network.wire.online
+    network.wire.offline = {"key 0", "key 1", "key 3"}
+    network.wire.online = lambda: set(network.keys) if clock.now >= 5.0 else online()
+    (second,) = rounds(network, clients, 1, first.server, 2)
+    assert said[-1] == "round 2 waits for a quorum of 2 clients: 1 are there"
+    assert clock.now == 5.0 and len(second.uploads.clients) == 3
+    network.wire.online = online
+    with pytest.raises(UserError, match=r"^round 3 cannot begin: 1 of 4 clients are there after 20 s, and the quorum"):
+        rounds(network, clients, 1, second.server, 3)
+    assert clock.now == 25.0

@@ -164,8 +164,11 @@ def test_with_a_quorum_the_run_begins_and_a_free_place_is_taken_later(tmp_path):
     assert rounds[0]["evaluated"]["missing"] == {"2": "it has not joined yet"}
     late = f"client 2, {fingerprint(KEYS[1])[:16]}, joined late"
     assert late in said and late in run.notes and said[-1] == "3 of 3 clients have their models"
-    again, more = served(own, link, tmp_path / "out", resume=True)  # its place is in the checkpoint
-    assert again.last_round == 2 and more == ["3 of 3 clients have their models"]
+    longer = replace(own, training=bespoke.Training(rounds=3, batch=64))
+    again, _ = served(longer, link, tmp_path / "out", resume=True)  # its place is in the checkpoint
+    assert "missing" not in again.folder.rounds()[2] and again.notes == []
+    own, _ = served(own, link, tmp_path / "other", resume=True)  # where there is nothing yet: all by their keys
+    assert own.folder.federation()["roster"] == [fingerprint(key) for key in KEYS]
 
 
 def test_without_a_quorum_nothing_begins(tmp_path):
@@ -360,7 +363,7 @@ def test_members_that_are_away_at_the_end_are_waited_for_and_then_named(tmp_path
 
     def some_are_away():
         looks.extend(["at the end"] * ("evaluate" in asked))
-        link.offline = {KEYS[2]} if len(looks) > 3 else set(KEYS[1:]) if looks else set()  # one comes back
+        link.offline = {KEYS[2]} if len(looks) > 2 else set(KEYS[1:]) if looks else set()  # one comes back
         return online()
 
     link.online = some_are_away
@@ -380,3 +383,15 @@ def test_the_shipped_example_is_a_federation(tmp_path):
     assert own.hash() == load(EXAMPLE)[0].hash()
     done = command("run", EXAMPLE)
     assert done.sentence.startswith('[data] name = "contract" has no rows')
+
+
+@pytest.mark.parametrize(
+    "rows", [{}, {"train": 0}, {"train": -1}, {"train": True}, {"train": 1.5}, {"train": 2**60}, {"train": 5, "x": 1}]
+)
+def test_rows_that_nobody_can_have_are_refused(rows, tmp_path):
+    own, said = one_round(), []
+    link = Members(own, files(tmp_path / "data"), tmp_path)
+    link.change = lambda request, reply: Message(json.dumps(json.loads(reply.head) | {"rows": rows}), reply.leaves)
+    with pytest.raises(UserError, match=r"^0 of 3 clients came"):
+        serve(own, link, tmp_path / "out", wait=0.0, told=said.append)
+    assert said[0].startswith(f"client {fingerprint(KEYS[0])[:16]} is refused: it declares ")

@@ -32,6 +32,7 @@ from bespoke.network.terms import Answers, Terms
 from bespoke.network.versions import NAME
 
 _MOST_VIEWS, _LONGEST_NAME, _MOST_BYTES = 64, 100, 2.0**53
+_LOOK = 2.0  # seconds between two looks at who is connected, while answers are awaited
 _TRIES = 3  # to enrol a client that stays connected
 _MEMBERS_OF_METRIC = 10_000  # numbers of a metric whose parts are lists
 
@@ -79,24 +80,27 @@ class NetworkClients:
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
         settings: FederationSettings | None = None,
+        wait: float | None = None,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Take the form of the ``answers``, of :func:`bespoke.network.terms.dry_run`, and the ``ledger`` of clients.
 
-        ``told`` is called with a line on who is there.
+        The first round waits so many seconds for the roster, and each for a quorum of it; None: for nobody. ``told`` is
+        called with lines on who is there.
         """
         method = type(terms.algorithm).__name__
         check_layout(terms.down, f"what {method} sends to its clients")
         check_layout(answers.up, f"the upload of {method}")
         check_claims(terms.algorithm, answers.up)
-        self.terms, self.answers, self.store, self.link, self.told = terms, answers, ledger, link, told
+        self.terms, self.answers, self.store, self.link = terms, answers, ledger, link
+        self.wait, self.told = wait, told
         self.adapt_rounds, self.adapt_epochs, self.settings = (
             adapt_rounds,
             adapt_epochs,
             settings or FederationSettings(),
         )
         self.notes: list[str] = []
-        self.wait: float | None = None  # seconds for :meth:`gather` before the next round
+        self._gathered = False
         self.guests: list[Member] = []  # joined after the roster was full: new clients, behind all others
         self.declared: dict[str, dict[str, int]] = {}  # rows by split, of those who enrolled, by fingerprint
         self.absent: dict[int, str] = {}  # who did not answer the last evaluation,
@@ -111,7 +115,7 @@ class NetworkClients:
 
         Free places go to those who are there then, in the order of their public keys.
         """
-        end, roster, self.wait = time.monotonic() + wait, self.store.members, None
+        end, roster, self._gathered = time.monotonic() + wait, self.store.members, True
         here, lacking = dict[str, str](), -1
         while True:
             here = self._online()
@@ -137,6 +141,25 @@ class NetworkClients:
         for client, member in enumerate(roster):
             rows = f", {member.key[:16]}, with {member.rows:,} train rows" if member.key else ""
             self.told(f"client {client}{rows}: {'here' if member.key in here else self._why_not(member)}")
+
+    def _await_quorum(self, round: int) -> None:
+        """Wait until a quorum of the roster is there; end the run, which can be resumed, if it takes too long."""
+        quorum, wait = self.settings.quorum, self.wait or 0.0
+        end, said = time.monotonic() + wait, False
+        while True:
+            here = self._online()
+            there = sum(member.key in here and not member.quarantined for member in self.store.members)
+            if there >= quorum:
+                return
+            if time.monotonic() >= end:
+                raise UserError(
+                    f"round {round} cannot begin: {there} of {len(self.store.members)} clients are there after "
+                    f"{wait:g} s, and the quorum is {quorum}; all before it is saved: start the clients and resume"
+                )
+            if not said:
+                self.told(f"round {round} waits for a quorum of {quorum} clients: {there} are there")
+            said = True
+            time.sleep(self.settings.interval)
 
     def _online(self) -> dict[str, str]:
         """Return the keys of those who are connected, by fingerprint, in the order of the keys."""
@@ -168,8 +191,9 @@ class NetworkClients:
 
         for key in requests:
             self._tries[key] += 1
-        for key in self._collect({key: Message(write_head(request)) for key, request in requests.items()}, heard):
-            self.told(f"client {fingerprint(key)[:16]} did not answer within {self.settings.round_timeout:g} s")
+        messages = {key: Message(write_head(request)) for key, request in requests.items()}
+        for key, why in self._collect(messages, heard).items():
+            self.told(f"client {fingerprint(key)[:16]} cannot enrol: {why}")
 
     def _declaration(self, request: Request, answer: Message) -> dict[str, int] | None:
         """Return the rows that a client declares, by split; None for a late answer to something else."""
@@ -234,9 +258,10 @@ class NetworkClients:
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let the clients that are there work, until all have answered or the time is over, and judge the answers."""
-        if self.wait is None:
+        if self._gathered:
             self._admit()
-        else:
+            self._await_quorum(round)
+        elif self.wait is not None:
             self.gather(self.wait)
         asked = self._ask("train", round, clients, shared, own)
         found: dict[int, tuple[Reply, Tree]] = {}
@@ -330,29 +355,37 @@ class NetworkClients:
                 request = requests[key] = self._request(kind, round, client)
                 mine = {name: tree.map(lambda x, i=place: x[i], {"": own[name]})[""] for name in own if name in known}
                 messages[key] = Message(write_head(request), [*common, *encode(mine)])
-        late = f"it did not answer within {self.settings.round_timeout:g} s"
-        for key in self._collect(messages, lambda key, answer: self._heard(requests[key], answer, asked)):
-            asked.missing[requests[key].client] = late
+        owing = self._collect(messages, lambda key, answer: self._heard(requests[key], answer, asked))
+        asked.missing |= {requests[key].client: why for key, why in owing.items()}
         return asked
 
-    def _collect(self, messages: Mapping[str, Message], heard: Callable[[str, Message | str], bool]) -> list[str]:
-        """Send messages by key, and wait for answers until the time is over; return who owes one.
+    def _collect(self, messages: Mapping[str, Message], heard: Callable[[str, Message | str], bool]) -> dict[str, str]:
+        """Send messages by key, and wait for answers until the time is over; return who owes one, and why.
 
-        ``heard(key, answer)`` says whether an answer ends the waiting for a client.
+        ``heard(key, answer)`` says whether an answer ends the waiting for a client. Who has left is not waited for: one
+        that is offline at two looks in a row, since its answer may come just before it leaves.
         """
         if messages:
             self.link.push(messages)
-        waiting, end = dict.fromkeys(messages), time.monotonic() + self.settings.round_timeout
+        waiting, owing, left = set(messages), dict[str, str](), set[str]()
+        end = time.monotonic() + self.settings.round_timeout
+        look = time.monotonic() + _LOOK
         while waiting:
             answers = self.link.pull()
             for key, answer in answers:
                 if key in waiting and heard(key, answer):
-                    del waiting[key]
-            if waiting and time.monotonic() >= end:
+                    waiting.remove(key)
+            now = time.monotonic()
+            if waiting and now >= look:
+                gone, look = waiting - self.link.online(), now + _LOOK
+                owing |= dict.fromkeys(gone & left, "it went offline before it answered")
+                waiting, left = waiting - owing.keys(), gone
+            if now >= end:
                 break
             if waiting and not answers:
                 time.sleep(self.settings.interval)
-        return list(waiting)
+        late = f"it did not answer within {self.settings.round_timeout:g} s"
+        return owing | dict.fromkeys(waiting, late)
 
     def _request(self, kind: str, round: int, client: int) -> Request:
         terms, member = self.terms, self._member(client)

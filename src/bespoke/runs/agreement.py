@@ -34,17 +34,18 @@ def agreement(experiment: Experiment, device: str = "cpu") -> Agreement:
             f'[data] name = "{experiment.data.name}" is for simulations: a real federation, whose data stay with its '
             f'clients, needs name = "{CONTRACT}" with shape, dtype, class_names and clients'
         )
-    if experiment.federation.quorum > experiment.data.clients:
-        raise UserError(
-            f"[federation] quorum = {experiment.federation.quorum} is more than the {experiment.data.clients} clients "
-            "of [data] clients: lower it"
-        )
     experiment.import_modules()
-    pool, objective = agreed(experiment.data), objective_of(experiment)
-    if objective.classes != bool(pool.num_classes):
-        needs = "needs class_names, or num_classes" if objective.classes else "has no classes, but the contract names"
-        cure = "set [data] class_names" if objective.classes else "leave [data] class_names and num_classes out"
-        raise UserError(f"the objective {objective.name!r} {needs} {'' if objective.classes else 'some'}: {cure}")
+    pool, objective, quorum = agreed(experiment.data), objective_of(experiment), experiment.federation.quorum
+    if quorum > pool.num_clients:
+        raise UserError(
+            f"[federation] quorum = {quorum} is more than the {pool.num_clients} clients of [data] clients: lower it"
+        )
+    if objective.classes and not pool.num_classes:
+        raise UserError(f"the objective {objective.name!r} needs classes: set [data] class_names, or num_classes")
+    if pool.num_classes and not objective.classes:
+        raise UserError(
+            f"the objective {objective.name!r} has no classes: leave [data] class_names and num_classes out"
+        )
     task, params = model_of(experiment, pool, pick_device(device), "auto")
     method, training, seed = experiment.method, experiment.training, experiment.seed
     terms = Terms(_name(experiment, task, params), method, task, params, training, seed, pool.num_clients)

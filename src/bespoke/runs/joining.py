@@ -107,6 +107,9 @@ def _checked(path: Path, read: Callable[[], Any], task: Task, contract: InputCon
         if found[1] is None:
             raise UserError("it has no labels")
         x, y = checked_rows(task, contract, *found)
+        sound = y.reshape(len(y), -1).isfinite().all(dim=1)
+        if not sound.all():
+            raise UserError(f"row {int(sound.int().argmin())} of y holds NaN or infinity: fix or remove it")
         return x, y.cpu()
     except UserError as error:
         raise UserError(f"{path} breaks the contract of the federation: {error}") from None

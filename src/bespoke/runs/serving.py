@@ -56,13 +56,13 @@ def serve(
         adapt_rounds=evaluation.adapt_rounds,
         adapt_epochs=evaluation.adapt_epochs,
         settings=experiment.federation,
+        wait=wait,
         told=told,
     )
     clients.notes += ignored(experiment)
     if resume and (folder.path / FEDERATION).exists():
-        clients.wait = wait  # for the roster, which is in the checkpoint
         pool, described = _recorded(agreed.pool, folder)
-        for client, key in enumerate(described["roster"]):
+        for client, key in enumerate(described["roster"]):  # who are waited for once the checkpoint is read
             clients.declared[key] = {split: getattr(pool, split).sizes[client] for split in SIZES}
     else:
         clients.gather(wait)
@@ -109,23 +109,29 @@ def _sized(pool: FederatedData, sizes: Mapping[str, Sequence[int]]) -> Federated
 
 
 def finished(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> list[str]:
-    """Let members and guests make their models, and wait for those who are away; return notes on who has none."""
-    end = time.monotonic() + clients.settings.round_timeout
-    everyone = [*range(len(clients.store.members)), *clients.welcome()]
-    why: dict[int, str] = {}
-    left = everyone
-    while left:
-        missing, refused = clients.finish(run.last_round, left, *run.federation.down(run.server, left))
-        why = {client: reason for client, reason in why.items() if client not in left} | missing | refused
-        left = [client for client in missing if clients.may_come(client)]
-        if left and time.monotonic() >= end:
-            break
-        if left:
-            time.sleep(clients.settings.interval)
-    told(f"{len(everyone) - len(why)} of {len(everyone)} clients have their models")
+    """Let members, then guests, make their models, and wait for those who are away; return notes on who has none."""
+    roster = range(len(clients.store.members))
+    why = _finished(run, clients, roster)
+    guests = clients.welcome()
+    why |= _finished(run, clients, guests)
+    everyone = len(roster) + len(guests)
+    told(f"{everyone - len(why)} of {everyone} clients have their models")
     notes = [f"client {client} has made no personal model: {reason}" for client, reason in sorted(why.items())]
     for note in notes:
         told(note)
     environment = run.folder.read_json("environment.json")
     run.folder.write_json("environment.json", environment | {"notes": [*environment["notes"], *notes]})
     return notes
+
+
+def _finished(run: Run, clients: NetworkClients, left: Sequence[int]) -> dict[int, str]:
+    """Let clients make their models, until all have, or the time of a round is over; return who has none, and why."""
+    end, why = time.monotonic() + clients.settings.round_timeout, dict[int, str]()
+    while left:
+        missing, refused = clients.finish(run.last_round, left, *run.federation.down(run.server, left))
+        why = {client: reason for client, reason in why.items() if client not in left} | missing | refused
+        left = [client for client in missing if clients.may_come(client)]
+        if not left or time.monotonic() >= end:
+            break
+        time.sleep(clients.settings.interval)
+    return why

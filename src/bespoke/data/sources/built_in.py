@@ -192,16 +192,4 @@ def _facts(like: str) -> _Facts:
     return _Facts(entry.shapes[0], entry.classes, entry.dtype, levels, entry.owners, entry.domains, held_out)
 
 
-BUILT_IN = (
-    digits,
-    gaussian,
-    synthetic_hierarchy,
-    synthetic_homogeneous,
-    files,
-    csv,
-    parquet,
-    hf,
-    image_folder,
-    random,
-    contract,
-)
+BUILT_IN = (digits, gaussian, synthetic_hierarchy, synthetic_homogeneous, files, csv, parquet, hf, image_folder, random)
