@@ -15,6 +15,7 @@ the command to the end of the data's check. Run with ``python benchmarks/federat
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -81,8 +82,6 @@ def measure(folder: Path) -> dict[str, Any]:
         with superlink.run(3600.0) as link:
             timed = Timed(link)
             serve(load(str(experiment))[0], timed, folder / "server" / "run", told=lambda text: None, progress=False)
-        for client in clients:
-            client.wait(60)
     finally:
         superlink.stop()
         for client in clients:
@@ -118,8 +117,11 @@ def loop(folder: Path) -> float:
     from bespoke.runs.experiment import load
 
     loaded, _ = load(str(folder / "experiment.toml"))
+    (folder / "rows").mkdir()
+    for client in range(CLIENTS):
+        shutil.copy(folder / f"client{client}" / "data.npz", folder / "rows" / f"{client}.npz")
     data = bespoke.DataSettings(
-        name="files", path=str(folder / "client*" / "data.npz"), num_classes=10, transform=loaded.data.transform
+        name="files", path=str(folder / "rows" / "*.npz"), num_classes=10, transform=loaded.data.transform
     )
     same = bespoke.Experiment(data=data, model=loaded.model, algorithm=loaded.method, training=loaded.training)
     bespoke.run(same, folder / "loop", backend="loop", device="cpu", progress=False)
