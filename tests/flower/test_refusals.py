@@ -1,0 +1,70 @@
+"""Who is not let in, each with a sentence: real processes."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flower_processes import Machines
+from small_runs import command
+
+from bespoke.flower import keys
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """A server that waits for two clients, of which one is there."""
+    with Machines(tmp_path_factory.mktemp("machines")) as found:
+        found.serve("--wait", "900")
+        found.join(0)
+        found.until(lambda: "waiting for 1 of 2 clients" in found.text("server.txt"), "the first client")
+        yield found
+
+
+def refused(machines, *more, code=2, patience=60, **changes):
+    """What a second client is told."""
+    home = machines.folder / "stranger"
+    process = machines.join(1, *more, log="stranger.txt", **({"home": home} | changes))
+    before = len(machines.text("stranger.txt"))
+    machines.ended(process, code, patience)
+    return machines.text("stranger.txt")[before:]
+
+
+def test_a_key_that_is_not_registered(machines):
+    keys.make_key(machines.folder / "stranger.key")
+    assert "does not know this client's key" in refused(machines, key=machines.folder / "stranger.key")
+
+
+def test_another_authority(machines):
+    keys.make_certificates(machines.folder / "others", ["127.0.0.1"])
+    told = refused(machines, ca=machines.folder / "others" / keys.CA)
+    assert "shows a certificate that --ca" in told and "does not vouch for" in told
+
+
+def test_without_tls(machines):
+    assert "speaks TLS: leave out --insecure" in refused(machines, "--insecure", key=None, ca=None)
+
+
+def test_a_second_node_with_a_live_key(machines):
+    told = refused(machines, key=machines.homes[0] / "node.key", patience=200)
+    assert "another client with the same key is connected" in told
+
+
+def test_another_experiment(machines):
+    other = machines.folder / "other.toml"
+    other.write_text(machines.experiment.read_text().replace("batch = 32", "batch = 16"))
+    assert "the server runs another experiment" in refused(machines, experiment=other)
+    machines.until(lambda: "another experiment" in machines.text("server.txt"), "the server's sentence", 20)
+
+
+def test_data_that_break_the_contract(machines):
+    data = machines.folder / "narrow.npz"
+    np.savez(data, x=np.zeros((20, 63), np.uint8), y=np.zeros(20, np.int64))
+    assert "breaks the contract of the federation" in refused(machines, data=data)
+
+
+def test_status_shows_who_is_there(machines):
+    shown = command("federation", "status", machines.address, "--ca", machines.certificates / keys.CA)
+    assert shown.code == 0 and shown.out.count("client ") == 2 and ": online since" in shown.out and "run " in shown.out
