@@ -1,0 +1,89 @@
+"""The documentation site, built by `make docs` from the pages that are also read as plain Markdown.
+
+The source folder is the root of the repository, so that links between pages are the same here and there.
+"""
+
+import re
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+
+import bespoke
+
+ROOT = Path(__file__).resolve().parents[1]
+INDEX = "docs/index"
+LISTS = ("docs/methods/README", "docs/results/README")
+
+project = "bespoke"
+author = "The bespoke developers"
+copyright = author
+release = version = bespoke.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+root_doc = INDEX
+include_patterns = ["docs/**", "*.md", "results/*.md", "benchmarks/*.md"]
+exclude_patterns = [".*", "build", "dist", "runs", "data-cache", "src", "tests", "examples", "experiments", "**/__pycache__"]
+
+html_theme = "furo"
+html_title = f"bespoke {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_additional_pages = {"index": "to_front.html"}
+templates_path = ["templates"]
+html_copy_source = False
+
+myst_heading_anchors = 3
+myst_url_schemes = ["http", "https"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+nitpicky = True
+# Types of other projects, and private ones, are shown in signatures and lead nowhere.
+nitpick_ignore_regex = [(r"py:.*", r".*")]
+
+
+def with_contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Give the lists of pages a table of contents each, for the site's side bar: the index one by section."""
+    if docname == INDEX:
+        sections = re.split(r"^(?=## )", source[0], flags=re.MULTILINE)
+        source[0] = "".join([sections[0], *(section + _contents(docname, section) for section in sections[1:])])
+    elif docname in LISTS:
+        source[0] += _contents(docname, source[0], "")
+
+
+def _contents(docname: str, text: str, caption: str | None = None) -> str:
+    """A hidden table of contents of the pages that a text's items and rows begin with."""
+    caption = text.partition("\n")[0].removeprefix("## ") if caption is None else caption
+    links = re.findall(r"^(?:- |\| )\[([^\]]+)\]\(([^)#]+)(?:#[^)]*)?\)", text, flags=re.MULTILINE)
+    folder = (ROOT / docname).parent
+    pages = [(title, (folder / target).resolve().relative_to(ROOT).with_suffix("")) for title, target in links]
+    entries = "\n".join(f"{title} </{page}>" for title, page in pages)
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n\n"
+
+
+class FoldersByName(SphinxTransform):
+    """Show a link to a folder of the repository, which a site cannot show, as the folder's name."""
+
+    default_priority = 5
+
+    def apply(self) -> None:
+        page = Path(self.env.doc2path(self.env.docname)).parent
+        for link in list(self.document.findall(nodes.reference)) + list(self.document.findall(nodes.Element)):
+            target = link.get("reftarget") or link.get("refuri") or ""
+            if link.parent is None or not target or "://" in target:
+                continue
+            path = (page / target).resolve()
+            if path.is_dir() and path.is_relative_to(ROOT):
+                name = str(path.relative_to(ROOT))
+                shown = [nodes.literal(text=name)]
+                if link.astext() != name:
+                    shown = [*link.children, nodes.Text(" ("), *shown, nodes.Text(")")]
+                link.replace_self(shown)
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the two changes that the site makes to the pages."""
+    app.connect("source-read", with_contents)
+    app.add_transform(FoldersByName)
