@@ -40,27 +40,51 @@ myst_url_schemes = ["http", "https"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 nitpicky = True
-# Types of other projects, and private ones, are shown in signatures and lead nowhere.
-nitpick_ignore_regex = [(r"py:.*", r".*")]
+# Types of other projects, and two that nobody makes by hand, are shown in signatures and lead nowhere.
+nitpick_ignore = [("py:class", "bespoke.core.local.Strategy"), ("py:class", "bespoke.report.units.Unit")]
+nitpick_ignore_regex = [(r"py:.*", r"(?!bespoke\.).*")]
 
 
 def with_contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """Give the lists of pages a table of contents each, for the site's side bar: the index one by section."""
     if docname == INDEX:
-        sections = re.split(r"^(?=## )", source[0], flags=re.MULTILINE)
-        source[0] = "".join([sections[0], *(section + _contents(docname, section) for section in sections[1:])])
+        first, *sections = re.split(r"^## ", source[0], flags=re.MULTILINE)
+        source[0] = first + "".join(
+            f"## {section}\n{_contents(docname, r'^- ', section, ':caption: ' + section.partition(chr(10))[0])}"
+            for section in sections
+        )
     elif docname in LISTS:
-        source[0] += _contents(docname, source[0], "")
+        source[0] += _contents(docname, "", source[0])
 
 
-def _contents(docname: str, text: str, caption: str | None = None) -> str:
-    """A hidden table of contents of the pages that a text's items and rows begin with."""
-    caption = text.partition("\n")[0].removeprefix("## ") if caption is None else caption
-    links = re.findall(r"^(?:- |\| )\[([^\]]+)\]\(([^)#]+)(?:#[^)]*)?\)", text, flags=re.MULTILINE)
+def _contents(docname: str, before: str, text: str, caption: str = "") -> str:
+    """A hidden table of contents of the pages that a text links to."""
+    links = re.findall(before + r"\[([^\]]+)\]\(([^)#]+)(?:#[^)]*)?\)", text, flags=re.MULTILINE)
     folder = (ROOT / docname).parent
-    pages = [(title, (folder / target).resolve().relative_to(ROOT).with_suffix("")) for title, target in links]
-    entries = "\n".join(f"{title} </{page}>" for title, page in pages)
-    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n\n"
+    pages = {title: (folder / target).resolve().relative_to(ROOT).with_suffix("") for title, target in links}
+    own = [f"{title} </{page}>" for title, page in pages.items() if docname == INDEX or page.parent == Path(docname).parent]
+    return "\n".join(["\n```{toctree}", ":hidden:", caption, "", *own, "```", "", ""])
+
+
+def as_rest(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Turn a docstring, which is Markdown, into reStructuredText: its tables, and signs that mean something there."""
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            found.append(_text(line))
+        elif not set(line) <= set("|- "):
+            if not (found and found[-1].startswith("     -")):
+                found += [".. list-table::", "   :header-rows: 1", ""]
+            cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+            marks = ["   * -", *["     -"] * (len(cells) - 1)]
+            found += [f"{mark} {_text(cell.strip())}" for mark, cell in zip(marks, cells, strict=True)]
+    lines[:] = found
+
+
+def _text(line: str) -> str:
+    """A line of Markdown as reStructuredText: code is code, and other signs are themselves."""
+    parts = re.split(r"(`+[^`]+`+)", line)
+    return "".join(f"``{part.strip('`')}``" if part[:1] == "`" else re.sub(r"[\\*|]|_(?!\w)", r"\\\g<0>", part) for part in parts)
 
 
 class FoldersByName(SphinxTransform):
@@ -84,6 +108,7 @@ class FoldersByName(SphinxTransform):
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the two changes that the site makes to the pages."""
+    """Connect the changes that the site makes to pages and docstrings."""
     app.connect("source-read", with_contents)
+    app.connect("autodoc-process-docstring", as_rest)
     app.add_transform(FoldersByName)
