@@ -24,7 +24,18 @@ release = version = bespoke.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = INDEX
 include_patterns = ["docs/**", "*.md", "results/*.md", "benchmarks/*.md"]
-exclude_patterns = [".*", "build", "dist", "runs", "data-cache", "src", "tests", "examples", "experiments", "**/__pycache__"]
+exclude_patterns = [
+    ".*",
+    "build",
+    "dist",
+    "runs",
+    "data-cache",
+    "src",
+    "tests",
+    "examples",
+    "experiments",
+    "**/__pycache__",
+]
 
 html_theme = "furo"
 html_title = f"bespoke {release}"
@@ -39,9 +50,11 @@ myst_url_schemes = ["http", "https"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+toc_object_entries_show_parents = "hide"
 nitpicky = True
-# Types of other projects, and two that nobody makes by hand, are shown in signatures and lead nowhere.
-nitpick_ignore = [("py:class", "bespoke.core.local.Strategy"), ("py:class", "bespoke.report.units.Unit")]
+# Types of other projects, and ours that nobody makes by hand, are shown in signatures and lead nowhere.
+INTERNAL = ("core.local.Strategy", "report.units.Unit", "runs.federation.Federation")
+nitpick_ignore = [("py:class", f"bespoke.{name}") for name in INTERNAL]
 nitpick_ignore_regex = [(r"py:.*", r"(?!bespoke\.).*")]
 
 
@@ -62,7 +75,9 @@ def _contents(docname: str, before: str, text: str, caption: str = "") -> str:
     links = re.findall(before + r"\[([^\]]+)\]\(([^)#]+)(?:#[^)]*)?\)", text, flags=re.MULTILINE)
     folder = (ROOT / docname).parent
     pages = {title: (folder / target).resolve().relative_to(ROOT).with_suffix("") for title, target in links}
-    own = [f"{title} </{page}>" for title, page in pages.items() if docname == INDEX or page.parent == Path(docname).parent]
+    own = [
+        f"{title} </{page}>" for title, page in pages.items() if docname == INDEX or page.parent == Path(docname).parent
+    ]
     return "\n".join(["\n```{toctree}", ":hidden:", caption, "", *own, "```", "", ""])
 
 
@@ -84,7 +99,9 @@ def as_rest(app: Sphinx, what: str, name: str, thing: object, options: object, l
 def _text(line: str) -> str:
     """A line of Markdown as reStructuredText: code is code, and other signs are themselves."""
     parts = re.split(r"(`+[^`]+`+)", line)
-    return "".join(f"``{part.strip('`')}``" if part[:1] == "`" else re.sub(r"[\\*|]|_(?!\w)", r"\\\g<0>", part) for part in parts)
+    return "".join(
+        f"``{part.strip('`')}``" if part[:1] == "`" else re.sub(r"[\\*|]|_(?!\w)", r"\\\g<0>", part) for part in parts
+    )
 
 
 class FoldersByName(SphinxTransform):
