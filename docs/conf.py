@@ -44,6 +44,7 @@ html_css_files = ["site.css"]
 html_additional_pages = {"index": "to_front.html"}
 templates_path = ["templates"]
 html_copy_source = False
+smartquotes = False
 
 myst_heading_anchors = 3
 myst_url_schemes = ["http", "https"]
@@ -68,6 +69,11 @@ def with_contents(app: Sphinx, docname: str, source: list[str]) -> None:
         )
     elif docname in LISTS:
         source[0] += _contents(docname, "", source[0])
+
+
+def with_titles(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Show the title of a page where a link shows the name of its file."""
+    source[0] = re.sub(r"\[[\w/]+\.md\]\((?=[^)]+\.md[)#])", "[](", source[0])
 
 
 def _contents(docname: str, before: str, text: str, caption: str = "") -> str:
@@ -97,11 +103,16 @@ def as_rest(app: Sphinx, what: str, name: str, thing: object, options: object, l
 
 
 def _text(line: str) -> str:
-    """A line of Markdown as reStructuredText: code is code, and other signs are themselves."""
-    parts = re.split(r"(`+[^`]+`+)", line)
-    return "".join(
-        f"``{part.strip('`')}``" if part[:1] == "`" else re.sub(r"[\\*|]|_(?!\w)", r"\\\g<0>", part) for part in parts
-    )
+    """A line of Markdown as reStructuredText: code is code, roles stay, and other signs are themselves."""
+    code = re.compile(r"(:\w+:`[^`]+`|`+[^`]+`+)")
+    found = []
+    for part in code.split(line):
+        if not code.fullmatch(part):
+            part = re.sub(r"[\\*|]|_(?!\w)", r"\\\g<0>", part)
+        elif part.startswith("`"):
+            part = f"``{part.strip('`')}``"
+        found.append(part)
+    return "".join(found)
 
 
 class FoldersByName(SphinxTransform):
@@ -127,5 +138,6 @@ class FoldersByName(SphinxTransform):
 def setup(app: Sphinx) -> None:
     """Connect the changes that the site makes to pages and docstrings."""
     app.connect("source-read", with_contents)
+    app.connect("source-read", with_titles)
     app.connect("autodoc-process-docstring", as_rest)
     app.add_transform(FoldersByName)
