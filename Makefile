@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FLOWER := .venv/.flower
 
-.PHONY: demo federation-demo test test-slow fuzz format wheel clean
+.PHONY: demo federation-demo test test-slow fuzz docs format wheel clean
 
 demo: $(STAMP)
 	$(BIN)/bespoke demo
@@ -30,6 +30,11 @@ test-slow: $(FLOWER)
 fuzz: export BESPOKE_FUZZ = 1
 fuzz: $(STAMP)
 	$(BIN)/pytest -n 2 tests/fuzz
+
+# The site is build/site/index.html. Tables that the code knows are written anew first.
+docs: $(STAMP)
+	$(BIN)/python docs/generated.py
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . build/site
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
