@@ -122,7 +122,7 @@ class FoldersByName(SphinxTransform):
 
     def apply(self) -> None:
         page = Path(self.env.doc2path(self.env.docname)).parent
-        for link in list(self.document.findall(nodes.reference)) + list(self.document.findall(nodes.Element)):
+        for link in list(self.document.findall(nodes.Element)):
             target = link.get("reftarget") or link.get("refuri") or ""
             if link.parent is None or not target or "://" in target:
                 continue
