@@ -94,6 +94,12 @@ def test_the_link_names_who_cannot_answer(network, grid, monkeypatch):
     assert dict(own.pull()) == {lines[0]: "its message could not be sent"}
 
 
+def test_a_key_that_the_operator_did_not_register_is_not_there(network, grid):
+    own = FlowerLink(grid, known=network.keys[:1])  # whoever reaches a SuperLink may register a key with it
+    assert own.online() == set(network.keys[:1])
+    assert FlowerLink(grid, known=[]).online() == set()
+
+
 def test_an_error_is_told_as_a_text_and_an_answer_of_an_earlier_message_is_not_awaited(network, grid):
     own, first = FlowerLink(grid), network.keys[0]
     own.online()

@@ -223,6 +223,19 @@ def test_data_that_break_the_contract_are_refused_by_the_client(case, tmp_path):
     assert not (tmp_path / "home").exists()
 
 
+def test_a_home_is_of_one_experiment(tmp_path):
+    paths, home = files(tmp_path / "data"), tmp_path / KEYS[0]
+    first, second = one_round(), replace(one_round(), seed=7)
+    member(second, paths[0], home)  # nothing has been done there yet
+    served(first, Members(first, paths, tmp_path), tmp_path / "out")
+    held = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    assert home / "model.safetensors" in held and any(path.suffix == ".state" for path in held)
+    with pytest.raises(UserError, match=f"^{re.escape(str(home))} is the home of another experiment, .*: give each"):
+        member(second, paths[0], home)
+    assert held == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    member(first, paths[0], home)
+
+
 def test_the_server_says_why_it_refuses_a_client_and_goes_on_without(tmp_path):
     own = one_round(federation=replace(QUICK, quorum=2, most_rows=120))
     link = Members(own, files(tmp_path / "data"), tmp_path)  # the last one has 144 train rows

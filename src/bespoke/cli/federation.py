@@ -138,6 +138,8 @@ def status(
     _check_insecure(insecure, host)
     if not insecure and ca is None:
         raise UserError("give --ca: the server's ca.crt")
+    if ca is not None and not ca.is_file():
+        raise UserError(f"--ca {ca} is no file: get the server's ca.crt from its operator")
     if why := supervisor.unreachable(address, None if insecure else ca):
         raise UserError(f"there is no server at {address}: {why}")
     nodes, runs = tasks.status(address, ca.read_bytes() if ca and not insecure else None)
