@@ -1,5 +1,6 @@
 """Who is not let in, each with a sentence: real processes."""
 
+import signal
 import time
 
 import numpy as np
@@ -106,3 +107,14 @@ def test_a_key_that_a_stranger_has_registered(machines):
     children.stop(process)
     told = machines.text("server.txt")
     assert "waiting for 1 of 2 clients" in told and "here" not in told
+
+
+def test_who_is_stopped_says_how_to_go_on(tmp_path):
+    with Machines(tmp_path) as machines:
+        server = machines.serve()
+        client = machines.join(0)
+        machines.until(lambda: "waiting for 1 of 2 clients" in machines.text("server.txt"), "the first client")
+        for process, log, code in ((client, "client0.txt", 130), (server, "server.txt", 130)):
+            process.send_signal(signal.SIGINT)
+            machines.ended(process, code, 60)
+            assert machines.text(log).splitlines()[-1].startswith("bespoke: stopped: ")

@@ -1,10 +1,12 @@
 """``bespoke keys``, ``serve``, ``join`` and ``federation status``: a federation of machines, over Flower."""
 
+import contextlib
 import importlib.util
 import ipaddress
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,16 +77,17 @@ def serve(
             raise UserError("no client's key is known: give --register with the clients' public keys")
     _end_on_terminate()
     _one_thread()
-    done = server.serve(
-        loaded,
-        folder,
-        (host, port),
-        None if insecure else place,
-        lines,
-        resume=resume,
-        wait=wait,
-        told=(lambda text: None) if quiet else _tell,
-    )
+    with _told_when_stopped(f"stopped: all whole rounds are in {folder}; go on with --resume"):
+        done = server.serve(
+            loaded,
+            folder,
+            (host, port),
+            None if insecure else place,
+            lines,
+            resume=resume,
+            wait=wait,
+            told=(lambda text: None) if quiet else _tell,
+        )
     for note in done.notes:
         print(visible(f"note: {note}"), file=sys.stderr)
     print(f"{loaded.algorithm_name}, {sentence(done.summary, loaded.evaluation.select)}; records in {folder / 'run'}")
@@ -117,7 +120,8 @@ def join(
     place = supervisor.Place(
         address, experiment, data, home, None if insecure else key, None if insecure else ca, test, wait
     )
-    supervisor.join(place, _tell)
+    with _told_when_stopped(f"stopped: what this client keeps is in {home}; the same command takes part again"):
+        supervisor.join(place, _tell)
     print(visible(f"model in {home / 'model.safetensors'}, report in {home / 'report.json'}"))
 
 
@@ -216,6 +220,16 @@ def _end_on_terminate() -> None:
         raise SystemExit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)
+
+
+@contextlib.contextmanager
+def _told_when_stopped(sentence: str) -> Iterator[None]:
+    """Say how to go on after Ctrl-C or SIGTERM."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        _tell(f"bespoke: {sentence}")
+        raise
 
 
 def _one_thread() -> None:
