@@ -14,6 +14,7 @@ from network_runs import Network, data, federation, terms
 
 from bespoke.clients import SequentialClients
 from bespoke.core import tree
+from bespoke.errors import UserError
 from bespoke.flower import keys, link
 from bespoke.flower.link import FlowerLink, LinkLost
 from bespoke.flower.records import from_records, to_records
@@ -133,3 +134,9 @@ def test_a_superlink_that_is_gone_is_lost_and_one_that_stumbles_is_asked_again(n
     with pytest.raises(LinkLost):
         FlowerLink(grid).online()
     assert not failures
+
+
+def test_a_certificate_is_for_a_plain_name(tmp_path):
+    with pytest.raises(UserError, match="is no name of a server"):
+        keys.make_certificates(tmp_path, ["sërver"])
+    assert not any(tmp_path.iterdir())
