@@ -39,7 +39,13 @@ def test_what_serve_needs(tmp_path, monkeypatch):
     assert found.code == 2 and "have them made by --make-certificates HOST" in found.err
     found = command("serve", EXAMPLE, "--make-certificates", "server.example")
     assert found.code == 2 and "no client's key is known" in found.err
+    found = command("serve", EXAMPLE, "--make-certificates", "server.example")
+    assert found.code == 2 and "certificates are never overwritten" in found.err
     (tmp_path / "keys").write_text("ssh-rsa AAAA nobody\n")
+    found = command(
+        "serve", EXAMPLE, "--make-certificates", "server.example", "--register", tmp_path / "keys", "--resume"
+    )
+    assert found.code == 2 and "is no public key" in found.err  # the same command may go on with a run
     found = command("serve", EXAMPLE, "--register", tmp_path / "keys")
     assert found.code == 2 and "is no public key: give the line that bespoke keys prints" in found.err
     found = command("serve", EXAMPLE, "--address", "nowhere")

@@ -14,6 +14,7 @@ from network_runs import Network, data, federation, terms
 
 from bespoke.clients import SequentialClients
 from bespoke.core import tree
+from bespoke.errors import UserError
 from bespoke.flower import keys, link
 from bespoke.flower.link import FlowerLink, LinkLost
 from bespoke.flower.records import from_records, to_records
@@ -94,6 +95,12 @@ def test_the_link_names_who_cannot_answer(network, grid, monkeypatch):
     assert dict(own.pull()) == {lines[0]: "its message could not be sent"}
 
 
+def test_a_key_that_the_operator_did_not_register_is_not_there(network, grid):
+    own = FlowerLink(grid, known=network.keys[:1])  # whoever reaches a SuperLink may register a key with it
+    assert own.online() == set(network.keys[:1])
+    assert FlowerLink(grid, known=[]).online() == set()
+
+
 def test_an_error_is_told_as_a_text_and_an_answer_of_an_earlier_message_is_not_awaited(network, grid):
     own, first = FlowerLink(grid), network.keys[0]
     own.online()
@@ -127,3 +134,9 @@ def test_a_superlink_that_is_gone_is_lost_and_one_that_stumbles_is_asked_again(n
     with pytest.raises(LinkLost):
         FlowerLink(grid).online()
     assert not failures
+
+
+def test_a_certificate_is_for_a_plain_name(tmp_path):
+    with pytest.raises(UserError, match="is no name of a server"):
+        keys.make_certificates(tmp_path, ["sërver"])
+    assert not any(tmp_path.iterdir())

@@ -518,3 +518,13 @@ def test_a_round_waits_for_a_quorum_and_ends_the_run_if_none_comes(network, monk
     with pytest.raises(UserError, match=r"^round 3 cannot begin: 1 of 4 clients are there after 20 s, and the quorum"):
         rounds(network, clients, 1, second.server, 3)
     assert clock.now == 25.0
+
+
+@pytest.mark.parametrize("name", ["adapt_rounds", "adapt_epochs"])
+def test_a_client_adapts_no_longer_than_any_experiment(name, network):
+    request = dict.fromkeys(("kind", "id", "experiment", "federation", "version"), "") | dict.fromkeys(
+        ("client", "round", "accepted", "oldest", "rounds", "adapt_rounds", "adapt_epochs"), 0
+    )
+    known = {"kind": "evaluate", "experiment": HASH, "federation": "0" * 16, "new": False, "round": 1, name: 10**6}
+    answer = network.wire.node(network.keys[0]).answer(Message(json.dumps(request | known)))
+    assert "more adaptation than any experiment" in json.loads(answer.head)["why"]

@@ -223,6 +223,19 @@ def test_data_that_break_the_contract_are_refused_by_the_client(case, tmp_path):
     assert not (tmp_path / "home").exists()
 
 
+def test_a_home_is_of_one_experiment(tmp_path):
+    paths, home = files(tmp_path / "data"), tmp_path / KEYS[0]
+    first, second = one_round(), replace(one_round(), seed=7)
+    member(second, paths[0], home)  # nothing has been done there yet
+    served(first, Members(first, paths, tmp_path), tmp_path / "out")
+    held = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    assert home / "model.safetensors" in held and any(path.suffix == ".state" for path in held)
+    with pytest.raises(UserError, match=f"^{re.escape(str(home))} is the home of another experiment, .*: give each"):
+        member(second, paths[0], home)
+    assert held == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    member(first, paths[0], home)
+
+
 def test_the_server_says_why_it_refuses_a_client_and_goes_on_without(tmp_path):
     own = one_round(federation=replace(QUICK, quorum=2, most_rows=120))
     link = Members(own, files(tmp_path / "data"), tmp_path)  # the last one has 144 train rows
@@ -266,6 +279,24 @@ def test_rows_that_changed_since_enrolment_are_refused(tmp_path):
     run, _ = served(own, link, tmp_path / "out")
     assert run.folder.rounds()[1]["refused"] == {"1": "it has 110 train rows, and declared 112"}
     assert "scores of client 1 were refused: it scores 27 test rows, and declared 28" in run.notes
+
+
+@pytest.mark.parametrize("lie", [[1e300, 1e300], [29.0, 28.0], [-5.0, 28.0], [float("inf"), 28.0]])
+def test_scores_that_no_rows_can_have_are_refused(lie, tmp_path):
+    own = experiment("fedavg", training=bespoke.Training(rounds=1, batch=64))
+    link = Members(own, files(tmp_path / "data"), tmp_path)
+
+    def lying(request, reply):
+        told = json.loads(reply.head)
+        if request["kind"] != "evaluate" or request["client"] != 1:
+            return reply
+        for score in told["scores"]:
+            score[3]["accuracy"] = lie
+        return Message(json.dumps(told), reply.leaves)
+
+    link.change = lying
+    run, _ = served(own, link, tmp_path / "out")
+    assert "scores of client 1 were refused: its scores are none of its method and objective" in run.notes
 
 
 # --- what survives, and what stays ---------------------------------------------------------------------------------

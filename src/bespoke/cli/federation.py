@@ -1,10 +1,12 @@
 """``bespoke keys``, ``serve``, ``join`` and ``federation status``: a federation of machines, over Flower."""
 
+import contextlib
 import importlib.util
 import ipaddress
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +64,7 @@ def serve(
     _check_insecure(insecure, host)
     folder = out or Path("federations") / Path(experiment).name.removesuffix(".toml")
     place = certificates or folder / "certificates"
-    if make_certificates:
+    if make_certificates and not (resume and (place / files.CA).exists()):  # the same command goes on with a run
         files.make_certificates(place, [*make_certificates, "127.0.0.1", "localhost"])
         _tell(f"certificates in {place}: give {place / files.CA} to the clients")
     lines = files.read_lines(register or [])
@@ -75,16 +77,17 @@ def serve(
             raise UserError("no client's key is known: give --register with the clients' public keys")
     _end_on_terminate()
     _one_thread()
-    done = server.serve(
-        loaded,
-        folder,
-        (host, port),
-        None if insecure else place,
-        lines,
-        resume=resume,
-        wait=wait,
-        told=(lambda text: None) if quiet else _tell,
-    )
+    with _told_when_stopped(f"stopped: all whole rounds are in {folder}; go on with --resume"):
+        done = server.serve(
+            loaded,
+            folder,
+            (host, port),
+            None if insecure else place,
+            lines,
+            resume=resume,
+            wait=wait,
+            told=(lambda text: None) if quiet else _tell,
+        )
     for note in done.notes:
         print(visible(f"note: {note}"), file=sys.stderr)
     print(f"{loaded.algorithm_name}, {sentence(done.summary, loaded.evaluation.select)}; records in {folder / 'run'}")
@@ -117,7 +120,8 @@ def join(
     place = supervisor.Place(
         address, experiment, data, home, None if insecure else key, None if insecure else ca, test, wait
     )
-    supervisor.join(place, _tell)
+    with _told_when_stopped(f"stopped: what this client keeps is in {home}; the same command takes part again"):
+        supervisor.join(place, _tell)
     print(visible(f"model in {home / 'model.safetensors'}, report in {home / 'report.json'}"))
 
 
@@ -138,6 +142,8 @@ def status(
     _check_insecure(insecure, host)
     if not insecure and ca is None:
         raise UserError("give --ca: the server's ca.crt")
+    if ca is not None and not ca.is_file():
+        raise UserError(f"--ca {ca} is no file: get the server's ca.crt from its operator")
     if why := supervisor.unreachable(address, None if insecure else ca):
         raise UserError(f"there is no server at {address}: {why}")
     nodes, runs = tasks.status(address, ca.read_bytes() if ca and not insecure else None)
@@ -214,6 +220,16 @@ def _end_on_terminate() -> None:
         raise SystemExit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)
+
+
+@contextlib.contextmanager
+def _told_when_stopped(sentence: str) -> Iterator[None]:
+    """Say how to go on after Ctrl-C or SIGTERM."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        _tell(f"bespoke: {sentence}")
+        raise
 
 
 def _one_thread() -> None:

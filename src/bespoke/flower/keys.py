@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from bespoke.errors import UserError
+from bespoke.errors import UserError, shown
 from bespoke.files import make_folder
 
 _YEARS = 2  # that certificates are valid
@@ -132,6 +132,10 @@ def _named(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not host.isascii() or not host.strip():
+            raise UserError(
+                f"{shown(host)} is no name of a server: write it in plain letters, xn--... for others"
+            ) from None
         return x509.DNSName(host)
 
 

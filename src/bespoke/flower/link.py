@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import httpx
@@ -30,9 +30,18 @@ class LinkLost(Exception):
 class FlowerLink:
     """Carries messages over a Grid; ``ttl`` is for how many seconds a message and its answer are of use."""
 
-    def __init__(self, grid: Grid, ttl: float = 12 * 3600.0, alive: Callable[[], bool] = lambda: True) -> None:
-        """Take a grid whose run has begun; ``alive`` says whether there is a SuperLink to be tried again."""
-        self.grid, self.ttl, self.alive = grid, ttl, alive
+    def __init__(
+        self,
+        grid: Grid,
+        ttl: float = 12 * 3600.0,
+        alive: Callable[[], bool] = lambda: True,
+        known: Collection[str] | None = None,
+    ) -> None:
+        """Take a grid whose run has begun; ``alive`` says whether there is a SuperLink to be tried again.
+
+        Nodes whose keys are not ``known`` are not there, whatever the SuperLink says; None: all are.
+        """
+        self.grid, self.ttl, self.alive, self.known = grid, ttl, alive, known
         self._nodes: dict[str, Any] = {}  # what Flower tells of the nodes that are online, by key
         self._pushed: dict[str, tuple[str, str]] = {}  # by key: the last message's id, and when the node had come
         self._looked = 0.0
@@ -40,7 +49,8 @@ class FlowerLink:
     def online(self) -> set[str]:
         """Return the keys of the nodes that are connected, or were less than a minute ago."""
         found = self._tried(lambda: list(self.grid.get_nodes()))
-        self._nodes = {keys.line_of_pem(node.public_key): node for node in found}
+        nodes = {keys.line_of_pem(node.public_key): node for node in found}
+        self._nodes = {key: node for key, node in nodes.items() if self.known is None or key in self.known}
         self._looked = time.monotonic()
         return set(self._nodes)
 

@@ -5,7 +5,7 @@ import hashlib
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from bespoke.errors import UserError
-from bespoke.files import make_folder
+from bespoke.files import make_folder, write_atomic
 from bespoke.flower import children, keys, tasks
 from bespoke.flower.link import FlowerLink, LinkLost
 from bespoke.flower.tasks import control
+from bespoke.runs.lock import FolderLock
 
 _START, _LEAVE = 60.0, 20.0  # seconds for a SuperLink to answer, and for an earlier one to leave
 _LOG, _DATABASE, _SECRET = "superlink.log", "superlink.db", "superlink.secret"
+_REGISTERED = "registered.pub"  # the keys that the operator has let in
 APP = Path(__file__).parent / "app"
 
 
@@ -40,6 +42,7 @@ class SuperLink:
         self.folder, self.host, self.port, self.certificates = folder, host, port, certificates
         self.ca = (certificates / keys.CA).read_bytes() if certificates else None
         self.process: subprocess.Popen[bytes] | None = None
+        self.known: Collection[str] | None = None  # the keys of clients that may take part; None: all
         secret = folder / _SECRET
         secret.unlink(missing_ok=True)
         keys.write_secret(secret, secrets.token_bytes(32))
@@ -101,10 +104,17 @@ class SuperLink:
             return list(client.ListNodes(ListNodesRequest()).nodes_info)
 
     def register(self, lines: Iterable[str]) -> None:
-        """Let the nodes with these public keys in."""
+        """Let the nodes with these public keys in, and those that earlier calls let in, and nobody else.
+
+        Whoever reaches the port may register a key with Flower, so that its word is not enough.
+        """
+        path = self.folder / _REGISTERED
+        earlier = keys.read_lines([path]) if path.exists() else []
+        self.known = list(dict.fromkeys([*earlier, *lines]))
+        write_atomic(path, "".join(f"{line}\n" for line in self.known))
         known = {keys.line_of_pem(node.public_key) for node in self.nodes() if not node.unregistered_at}
         with control(self.api.address, self.ca) as client:
-            for line in lines:
+            for line in self.known:
                 if line not in known:
                     client.RegisterNode(RegisterNodeRequest(public_key=keys.pem_of_line(line)))
 
@@ -124,7 +134,7 @@ class SuperLink:
                 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, number, SUPERLINK
                 grid.set_run(run_from_proto(task.run))
                 try:
-                    yield FlowerLink(grid, ttl, self.alive)
+                    yield FlowerLink(grid, ttl, self.alive, self.known)
                 except BaseException as error:
                     self._end(own, f"the server failed with {type(error).__name__}")
                     raise
@@ -187,10 +197,13 @@ def serve(
     """Run an experiment over the clients with these public keys, through deaths of the SuperLink; return the run."""
     from bespoke.runs import serving
 
+    make_folder(folder)
+    lock = FolderLock(folder)
     superlink, out = SuperLink(folder, *address, certificates), folder / "run"
     try:
         superlink.start()
-        superlink.register(lines)
+        if certificates is not None:
+            superlink.register(lines)
         told(f"listening on {address[0]}:{address[1]}")
 
         def work(link: FlowerLink, attempt: int) -> Any:
@@ -203,3 +216,4 @@ def serve(
         return done
     finally:
         superlink.stop()
+        lock.close()

@@ -20,6 +20,7 @@ from bespoke.errors import UserError, visible
 from bespoke.files import make_folder
 from bespoke.flower import children, keys, worker
 from bespoke.flower.tasks import Told, control
+from bespoke.runs.lock import FolderLock
 
 _LOOK = 0.3  # seconds between two looks
 _LIVE = 90.0  # seconds for which a key may be refused because a node with it was there before
@@ -44,11 +45,15 @@ class Place:
 
 def join(place: Place, told: Told) -> None:
     """Check the data, then take part until the federation is finished."""
-    make_folder(place.home)
     line = keys.public_of(place.key) if place.key else ""
     if place.ca is not None and not place.ca.is_file():
         raise UserError(f"--ca {place.ca} is no file: get the server's ca.crt from its operator")
-    _Supervisor(place, line, told).run()
+    make_folder(place.home)
+    lock = FolderLock(place.home)
+    try:
+        _Supervisor(place, line, told).run()
+    finally:
+        lock.close()
 
 
 class _Supervisor:

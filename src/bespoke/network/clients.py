@@ -32,6 +32,7 @@ from bespoke.network.terms import Answers, Terms
 from bespoke.network.versions import NAME
 
 _MOST_VIEWS, _LONGEST_NAME, _MOST_BYTES = 64, 100, 2.0**53
+_SHARES = ("accuracy", "subset_accuracy", "hamming")  # metrics whose sum is never beyond its weight
 _MEMBERS_OF_METRIC = 10_000  # numbers of a metric whose parts are lists
 
 
@@ -293,7 +294,17 @@ class NetworkClients:
         counted = type(rows) is int and 0 <= rows < _MOST_BYTES
         scored = isinstance(metrics, dict) and list(metrics) == list(self.terms.task.objective.metrics)
         told = isinstance(logged, dict) and len(logged) <= _MOST_VIEWS and _are_numbers(logged)
-        return named and counted and scored and told and all(map(_is_metric, metrics.values()))
+        return named and counted and scored and told and all(self._is_metric(n, v, rows) for n, v in metrics.items())
+
+    def _is_metric(self, name: str, value: Any, rows: int) -> bool:
+        """Return whether a value can be a metric of so many rows, as far as the metric tells."""
+        if not _is_ratio(value):
+            return False
+        sums, weights = (part if isinstance(part, list) else [part] for part in value)
+        most = rows * max(1, self.terms.task.num_outputs)
+        if self.terms.task.objective.metrics[name].additive and max(weights, default=0) > most:
+            return False
+        return name not in _SHARES or all(0 <= sum <= weight for sum, weight in zip(sums, weights, strict=True))
 
 
 def _is_number(value: Any) -> bool:
@@ -304,7 +315,7 @@ def _are_numbers(values: dict[str, Any]) -> bool:
     return all(len(name) <= _LONGEST_NAME and _is_number(value) for name, value in values.items())
 
 
-def _is_metric(value: Any) -> bool:
+def _is_ratio(value: Any) -> bool:
     """Return whether a value is [sum, weight]: two numbers or two lists of equal length, with weights of 0 or more."""
     if not isinstance(value, list) or len(value) != 2:
         return False

@@ -25,6 +25,7 @@ from bespoke.network.terms import Terms
 from bespoke.network.versions import NAME, Versions, forget_others
 
 _log = logging.getLogger("bespoke.node")
+_MOST_ADAPTING = 10_000  # rounds or epochs of adaptation: beyond, a server wants a client to work without end
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Node:
         named = NAME.fullmatch(request.federation) and (not request.accepted or NAME.fullmatch(request.version))
         if not named or request.kind not in _KINDS or request.round < 1:
             raise MessageError("the message's head makes no sense")
+        if max(request.adapt_rounds, request.adapt_epochs) > _MOST_ADAPTING:
+            raise MessageError("the message asks for more adaptation than any experiment")
         if request.new != (request.client >= self.terms.num_clients):
             raise MessageError(f"client {request.client} is not where the message says")
 

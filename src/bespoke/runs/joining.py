@@ -20,7 +20,7 @@ from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.data import read_rows, read_test_rows
 from bespoke.data.pool import cut
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError, shown, visible
 from bespoke.files import make_folder, write_atomic
 from bespoke.network.messages import Request
 from bespoke.network.node import Node
@@ -33,6 +33,7 @@ from bespoke.runs.experiment import Experiment
 from bespoke.runs.personal import PersonalModel, checked_rows
 
 MODEL, REPORT, STATES = "model.safetensors", "report.json", "states"  # in a client's folder
+OWNER = "experiment.id"  # there too: what messages call the experiment that the others are of
 
 _BEFORE = (
     "the model that this client would have had before the first round: the common initial weights, personalised (and, "
@@ -66,13 +67,32 @@ def member(
     check_passes(experiment, len(splits["train"][0]))
     extra = tree.map(lambda leaf: leaf[0], agreed.pool.extra)
     rows = {split: rows_of(task, *own, extra, agreed.pool.transform) for split, own in splits.items() if len(own[0])}
-    make_folder(folder)
+    _claim(folder, agreed.terms.experiment)
 
     def finish(request: Request, personal: Tree, before: Tree) -> None:
         models = [_model(experiment, agreed, request, splits, kept) for kept in (personal, before)]
         _write(folder, experiment, request, splits, models, told)
 
     return Node(agreed.terms, rows, folder / STATES, finish)
+
+
+def _claim(folder: Path, experiment: str) -> None:
+    """Make a client's folder the experiment's own; refuse that of another, whose states and model it would replace."""
+    make_folder(folder)
+    try:
+        owner = (folder / OWNER).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        owner = ""
+    except OSError as error:
+        raise UserError(f"{folder / OWNER} cannot be read: {error.strerror}; give another --home") from None
+    if owner == experiment:
+        return
+    if owner and any((folder / name).exists() for name in (STATES, MODEL)):  # else nothing of its work is there yet
+        raise UserError(
+            f"{folder} is the home of another experiment, {shown(owner)}, and this one is {experiment!r}: give each "
+            "experiment a --home of its own"
+        )
+    write_atomic(folder / OWNER, f"{experiment}\n")
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
