@@ -128,7 +128,7 @@ class Network:
         return Node(
             self.terms,
             mine,
-            self.folder / key,
+            self.folder / f"client {client}",
             lambda request, personal, before: self.finished.update({client: personal}),
         )
 
@@ -142,7 +142,7 @@ class Network:
 
     def versions(self, clients, client):
         """A client's states on its disk."""
-        return Versions(self.folder / self.keys[client] / clients.store.federation / str(client))
+        return Versions(self.folder / f"client {client}" / clients.store.federation / str(client))
 
     def states(self, clients):
         """The accepted states, as they are on the clients' disks."""

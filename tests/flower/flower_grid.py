@@ -9,12 +9,20 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from bespoke.flower import keys
 from bespoke.flower.client_app import answered
 
 
 def public_keys(number):
     """Public keys as Flower tells them."""
     return [public_key_to_bytes(ec.generate_private_key(ec.SECP256R1()).public_key()) for _ in range(number)]
+
+
+def nodes_behind(network):
+    """Give a network's clients real public keys; return these, and the nodes by place."""
+    pems = public_keys(len(network.keys))
+    network.keys = [keys.line_of_pem(pem) for pem in pems]
+    return pems, lambda place: network.node(network.keys[place])
 
 
 def through_bytes(message):

@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flower_grid import OwnGrid, public_keys, through_bytes
+from flower_grid import OwnGrid, nodes_behind, through_bytes
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.supercore.task_identity import TaskIdentity
@@ -34,18 +34,7 @@ def network(tmp_path):
 
 @pytest.fixture
 def grid(network):
-    pems = public_keys(len(network.keys))
-    names, network.keys = network.keys, [keys.line_of_pem(pem) for pem in pems]
-    folders = dict(zip(network.keys, names, strict=True))
-    return OwnGrid(pems, lambda place: replaced(network, folders, place))
-
-
-def replaced(network, folders, place):
-    """A node whose folder has a name that a file system takes."""
-    from dataclasses import replace
-
-    key = network.keys[place]
-    return replace(network.node(key), folder=network.folder / folders[key])
+    return OwnGrid(*nodes_behind(network))
 
 
 def test_a_round_trip_keeps_every_byte():
