@@ -14,10 +14,11 @@ from bespoke.core import rng, tree
 from bespoke.core.data import Rows
 from bespoke.core.settings import Training
 from bespoke.core.task import Task
-from bespoke.network.clients import NetworkClients, Patience
-from bespoke.network.ledger import Ledger, Member
+from bespoke.network.clients import NetworkClients
+from bespoke.network.ledger import Ledger, Member, fingerprint
 from bespoke.network.messages import Message
 from bespoke.network.node import Node
+from bespoke.network.settings import FederationSettings
 from bespoke.network.terms import Terms, dry_run, made_up, rows_of
 from bespoke.network.versions import Versions
 from bespoke.runs.federation import Evaluation, Federation
@@ -125,20 +126,23 @@ class Network:
             if len(own)
         }
         return Node(
-            self.terms, mine, self.folder / key, lambda request, personal: self.finished.update({client: personal})
+            self.terms,
+            mine,
+            self.folder / f"client {client}",
+            lambda request, personal, before: self.finished.update({client: personal}),
         )
 
-    def clients(self, patience=Patience(0.0, 1, 0.0), terms=None, **options):  # noqa: B008 - it is frozen
+    def clients(self, settings=FederationSettings(0.0, 1, 0.0), terms=None, **options):  # noqa: B008 - it is frozen
         """The server's side, with nothing in memory from before; its terms may be others than the nodes'."""
         terms = terms or self.terms
-        members = [Member(key, self.pool.train.sizes[c]) for c, key in enumerate(self.keys)]
+        members = [Member(fingerprint(key), self.pool.train.sizes[c]) for c, key in enumerate(self.keys)]
         extra = tree.map(lambda leaf: leaf[0], self.pool.extra)
         answers = dry_run(terms, made_up(terms.task, self.pool.inputs, extra, self.pool.transform))
-        return NetworkClients(terms, answers, Ledger(members), self.wire, patience=patience, **options)
+        return NetworkClients(terms, answers, Ledger(members), self.wire, settings=settings, **options)
 
     def versions(self, clients, client):
         """A client's states on its disk."""
-        return Versions(self.folder / self.keys[client] / clients.store.federation / str(client))
+        return Versions(self.folder / f"client {client}" / clients.store.federation / str(client))
 
     def states(self, clients):
         """The accepted states, as they are on the clients' disks."""

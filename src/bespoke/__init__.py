@@ -67,6 +67,7 @@ _NAMES = {
     "FedALA": "bespoke.algorithms",
     "Experiment": "bespoke.runs.experiment",
     "Evaluation": "bespoke.runs.federation",
+    "FederationSettings": "bespoke.network.settings",
     "DataSettings": "bespoke.data",
     "ModelSettings": "bespoke.models",
     "run": "bespoke.runs.api",

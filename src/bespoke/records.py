@@ -63,7 +63,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "missing": "{id: reason} of the clients that did not answer, in a federation over a network (optional)",
         "note": "what a reader of the round should know (optional)",
         "evaluated": "{view, metric, higher} of an evaluated round: the headline view, the headline metric, and "
-        "for every metric whether larger is better (optional)",
+        "for every metric whether larger is better (optional); with `missing`, {id: reason}, where clients of a "
+        "federation over a network were not evaluated",
     },
     CLIENTS: {
         "round": "round after which the client was evaluated",
@@ -166,6 +167,7 @@ def _is_headline(value: Any) -> bool:
         and is_text(value.get("view"))
         and is_table_of(lambda better: isinstance(better, bool))(value.get("higher"))
         and value.get("metric") in value["higher"]
+        and is_table_of(is_text)(value.get("missing", {}))
     )
 
 

@@ -1,13 +1,14 @@
 """``bespoke list settings``: every setting with its type, default and meaning."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 from small_runs import command
 
 import bespoke
 from bespoke.cli.listing import settings
+from bespoke.network.settings import FederationSettings
 from bespoke.runs.experiment import changed, literal, table_names
 
 
@@ -18,7 +19,7 @@ def listed(*words):
 
 
 def test_every_setting_of_an_experiment_is_listed():
-    found, tables = settings(None), bespoke.Experiment().tables()
+    found, tables = settings(None), bespoke.Experiment().tables() | {"federation": asdict(FederationSettings())}
     assert list(found) == table_names() == [name for name in tables if name not in ("seed", "algorithm")]
     for name, rows in found.items():
         assert {key: row["default"] for key, row in rows.items()} == tables[name]

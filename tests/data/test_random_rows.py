@@ -42,7 +42,7 @@ def test_rows_are_like_those_of_the_catalogue(like):
 
 
 def test_every_data_set_that_ships_can_be_likened():
-    assert set(DATASETS.shipped) == {*CATALOGUE, *ALWAYS_HERE, *OWN, "random"}
+    assert set(DATASETS.shipped) == {*CATALOGUE, *ALWAYS_HERE, *OWN, "random", "contract"}
 
 
 @pytest.mark.parametrize("like", OWN)

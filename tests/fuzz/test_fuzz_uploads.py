@@ -56,7 +56,7 @@ def second_round():
     members, bound = [replace(member) for member in clients.store.members], dict(over.bound.recent)
     network.wire.change = lambda request, reply: known.update({request["client"]: reply}) or reply
     next(over.rounds(first.server, 2))
-    clients.link = Replies(network.keys, known)
+    clients.roster.link = Replies(network.keys, known)
     outcomes = {}
     for who in (EVERYONE, [0, 1]):
         reset(over, members, bound)
@@ -75,7 +75,7 @@ def outcome(change):
     """The second round with a change of one client's reply."""
     over, server, members, bound, _, _ = second_round()
     reset(over, members, bound)
-    over.clients.link.change = change
+    over.clients.roster.link.change = change
     return next(over.rounds(server, 2, lambda number: EVERYONE))
 
 
@@ -256,8 +256,11 @@ def test_hostile_scores_are_refused(scores, metric):
     metrics = {"accuracy": [1.0, 2.0], "loss": [1.0, 2.0]}
     good = ["test", "personal", 2, metrics, {}]
     odd = [*good[:3], metrics | {"loss": metric}, {}]
-    over.clients.link.change = lambda head, leaves: (head | {"kind": "evaluated", "scores": [good, odd, *scores]}, [])
+    over.clients.roster.link.change = lambda head, leaves: (
+        head | {"kind": "evaluated", "scores": [good, odd, *scores]},
+        [],
+    )
     assert over.clients.evaluate(2, [BAD], *over.down(second_round()[1], [BAD])) == []
-    over.clients.link.change = lambda head, leaves: (head | {"kind": "evaluated", "scores": [good]}, [])
+    over.clients.roster.link.change = lambda head, leaves: (head | {"kind": "evaluated", "scores": [good]}, [])
     (found,) = over.clients.evaluate(2, [BAD], *over.down(second_round()[1], [BAD]))
     assert found == (BAD, *good)

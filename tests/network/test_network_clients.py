@@ -16,9 +16,10 @@ from bespoke.core import tree
 from bespoke.core.algorithm import Algorithm
 from bespoke.errors import UserError
 from bespoke.network.checks import check_upload
-from bespoke.network.clients import NetworkClients, Patience
-from bespoke.network.ledger import Ledger, Member
+from bespoke.network.clients import NetworkClients
+from bespoke.network.ledger import Ledger, Member, fingerprint
 from bespoke.network.messages import Message, MessageError
+from bespoke.network.settings import FederationSettings
 from bespoke.network.terms import dry_run, made_up
 from bespoke.network.versions import Versions
 from bespoke.runs.federation import Evaluation
@@ -71,7 +72,7 @@ def test_a_transport_may_say_why_there_is_no_answer(network):
 
 
 def test_below_the_quorum_a_round_does_not_count_and_nobody_is_blamed(network):
-    clients = network.clients(Patience(0.0, quorum=3, interval=0.0))
+    clients = network.clients(FederationSettings(0.0, quorum=3, interval=0.0))
     network.wire.offline = {"key 0"}
     (done,) = rounds(network, clients)
     assert done.refused == dict.fromkeys([1, 2], "only 2 sound uploads came, and the quorum is 3")
@@ -130,6 +131,31 @@ def test_an_upload_beyond_the_bound_is_a_refusal_too(tmp_path):
     assert "beyond [training] bound" in done.refused[1]
     assert [member.strikes for member in clients.store.members] == [0, 1, 0, 0]
     assert [member.accepted for member in clients.store.members] == [2, 1, 2, 0]
+
+
+def test_a_lone_client_beyond_the_bound_is_refused_until_it_is_in_quarantine(tmp_path):
+    network = Network(terms("fedavg", FULL), tmp_path)
+    clients, shift = network.clients(), tree.map(lambda x: x + 1e9, network.terms.params)
+    over = federation(network.terms, clients)
+    server = next(over.rounds()).server
+    network.wire.offline = {"key 0", "key 2"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NetworkClients, "_upload", lambda *_: {"model": shift})
+        for number in (2, 3, 4):
+            done = next(over.rounds(server, number))
+            assert "beyond [training] bound" in done.refused[1] and toy.same_bits(done.server, server)
+    assert [member.strikes for member in clients.store.members] == [0, 3, 0, 0]
+    assert clients.notes == ["client 1 is in quarantine after round 4: 3 uploads in a row were refused"]
+
+
+def test_a_step_of_the_servers_that_fails_blames_nobody(tmp_path):
+    network = Network(terms("fedavg", FULL), tmp_path)
+    clients = network.clients()
+    over = federation(network.terms, clients)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(network.terms.algorithm), "aggregate", lambda *_: {"model": {"x": torch.tensor(torch.nan)}})
+        done = next(over.rounds())
+    assert list(done.refused) == [0, 1, 2] and [member.strikes for member in clients.store.members] == [0] * 4
 
 
 def test_only_those_who_answered_can_be_accepted(network):
@@ -254,7 +280,8 @@ def test_versions_are_whole_exact_and_never_replaced(tmp_path):
 
 
 def test_a_ledger_comes_back_from_its_files_and_refuses_another_roster(tmp_path):
-    members = [Member("a", 5, 3, "ab" * 8, 1), Member("b", 6)]
+    a, b = map(fingerprint, "ab")
+    members = [Member(a, 5, 3, "ab" * 8, 1), Member(b, 6), Member()]
     ledger = Ledger([replace(member) for member in members])
     ledger.open(tmp_path, owner=HASH)
     files = ledger.flush()
@@ -264,19 +291,20 @@ def test_a_ledger_comes_back_from_its_files_and_refuses_another_roster(tmp_path)
         again.open(tmp_path, files, owner=HASH)
         return again
 
-    again = opened(("a", 5), ("b", 6))
-    assert again.members == members and again.federation == ledger.federation
+    for roster in ([(a, 5), (b, 6), ("", 0)], [("", 0)] * 3):  # the same one, or none before the files are read
+        again = opened(*roster)
+        assert again.members == members and again.federation == ledger.federation
     for roster, why in {
-        (("b", 6), ("a", 5)): "client 0 of the roster has another key",
-        (("a", 5), ("b", 7)): "client 1 of the roster has another key or another number of rows",
-        (("a", 5),): "has 2 clients, and the roster 1",
+        ((b, 6), (a, 5), ("", 0)): "client 0 of the roster has another key",
+        ((a, 5), (b, 7), ("", 0)): "client 1 of the roster has another key or another number of rows",
+        ((a, 5),): "has 3 clients, and the roster 1",
     }.items():
         with pytest.raises(UserError, match=why):
             opened(*roster)
     with pytest.raises(UserError, match="two clients of the roster have the same key"):
-        Ledger([Member("a", 1), Member("a", 2)])
+        Ledger([Member(a, 1), Member(a, 2)])
     with pytest.raises(UserError, match="client 1 of the roster has no train rows"):
-        Ledger([Member("a", 1), Member("b", 0)])
+        Ledger([Member(a, 1), Member(b, 0)])
 
 
 @pytest.mark.parametrize("name", ["fedrep", "pfedfda", "fedavg_ft", "fedpac"])
@@ -291,7 +319,7 @@ def test_the_personal_models_stay_with_the_clients_and_equal_those_of_a_simulati
     network.wire.received.clear()
     network.wire.offline = {"key 1"}
     down = over.down(one.server, range(4))
-    assert clients.finish(1, range(4), *down) == {1: "it was offline"}
+    assert clients.finish(1, range(4), *down) == ({1: "it was offline"}, {})
     models = simulated.personal(1, range(4), *down)
     assert network.finished.keys() == {0, 2, 3}  # the last one is new
     assert all(toy.gap(network.finished[client], models[client]) <= 1e-6 for client in network.finished)
@@ -436,3 +464,67 @@ def test_local_evaluation_sends_what_was_just_trained(tmp_path):
         found.append(over.evaluate(next(over.rounds())))
     assert [row.client for row in found[0]] == [0, 1, 2, 3]
     assert found[0] == found[1]
+
+
+# --- who leaves while the server waits -----------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(network, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("bespoke.network.roster.time", clock)
+    clients, held = network.clients(FederationSettings(600.0, interval=0.5)), {}
+    comes, pull = {2: 3.5, 0: 9.0}, network.wire.pull  # when an answer comes; one does after a look at which it is gone
+
+    def late():
+        network.wire.offline = {"key 1", "key 2"} if clock.now >= 1.0 else set()
+        for client in [client for client, when in comes.items() if clock.now >= when]:
+            del comes[client]
+            network.wire.waiting.append((f"key {client}", held[client]))
+        return pull()
+
+    network.wire.change = lambda request, reply: held.update({request["client"]: reply})
+    network.wire.pull = late
+    (done,) = rounds(network, clients)
+    assert done.trained.missing == {1: "it went offline before it answered"}
+    assert done.uploads.clients.tolist() == [0, 2] and clock.now == 9.0
+
+
+def test_a_round_waits_for_a_quorum_and_ends_the_run_if_none_comes(network, monkeypatch):
+    clock, said = Clock(), []
+    monkeypatch.setattr("bespoke.network.roster.time", clock)
+    clients = network.clients(FederationSettings(600.0, 2, 0.5), wait=20.0, told=said.append)
+    (first,) = rounds(network, clients)
+    assert said[-1].endswith(": here") and clock.now == 0.0
+    online = network.wire.online
+    network.wire.offline = {"key 0", "key 1", "key 3"}
+    network.wire.online = lambda: set(network.keys) if clock.now >= 5.0 else online()
+    (second,) = rounds(network, clients, 1, first.server, 2)
+    assert said[-1] == "round 2 waits for a quorum of 2 clients: 1 are there"
+    assert clock.now == 5.0 and len(second.uploads.clients) == 3
+    network.wire.online = online
+    with pytest.raises(UserError, match=r"^round 3 cannot begin: 1 of 4 clients are there after 20 s, and the quorum"):
+        rounds(network, clients, 1, second.server, 3)
+    assert clock.now == 25.0
+
+
+@pytest.mark.parametrize("name", ["adapt_rounds", "adapt_epochs"])
+def test_a_client_adapts_no_longer_than_any_experiment(name, network):
+    request = dict.fromkeys(("kind", "id", "experiment", "federation", "version"), "") | dict.fromkeys(
+        ("client", "round", "accepted", "oldest", "rounds", "adapt_rounds", "adapt_epochs"), 0
+    )
+    known = {"kind": "evaluate", "experiment": HASH, "federation": "0" * 16, "new": False, "round": 1, name: 10**6}
+    answer = network.wire.node(network.keys[0]).answer(Message(json.dumps(request | known)))
+    assert "more adaptation than any experiment" in json.loads(answer.head)["why"]

@@ -11,11 +11,13 @@ import toy
 from network_runs import Network, data, federation, from_bytes, terms, to_bytes
 
 from bespoke.core import tree
+from bespoke.errors import UserError
 from bespoke.network.messages import (
     Message,
     MessageError,
     Reply,
     Request,
+    check_layout,
     decode,
     encode,
     layout_of,
@@ -100,8 +102,18 @@ def test_a_huge_declared_size_allocates_nothing(monkeypatch):
 
 
 def test_a_type_that_npy_does_not_know_cannot_be_sent():
-    with pytest.raises(MessageError, match="arrays of bfloat16 cannot be sent"):
-        encode({"x": torch.ones(2).bfloat16()})
+    with pytest.raises(MessageError, match="arrays of complex64 cannot be sent"):
+        encode({"x": torch.zeros(2, dtype=torch.complex64)})
+    with pytest.raises(UserError, match="the upload holds 'a/x' of type complex64, which cannot be sent: use float64"):
+        check_layout(layout_of({"a": {"x": torch.zeros(2, dtype=torch.complex64)}}), "the upload")
+
+
+def test_bfloat16_travels_as_two_raw_bytes_a_number():
+    content = {"x": torch.randn(3, 5).to(torch.bfloat16), "none": torch.empty(0, dtype=torch.bfloat16)}
+    leaves = dict(encode(content))
+    assert len(leaves["x"]) == 128 + 2 * 15
+    assert np.load(io.BytesIO(leaves["x"])).dtype == "V2"
+    assert toy.same_bits(decode(leaves.items(), layout_of(content)), content)
 
 
 # --- heads --------------------------------------------------------------------------------------------------------

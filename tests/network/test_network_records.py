@@ -6,11 +6,13 @@ import pytest
 from network_runs import Network
 
 import bespoke
+from bespoke.network.clients import NetworkClients
 from bespoke.network.terms import Terms
 from bespoke.records import RunFolder
-from bespoke.runs import api
+from bespoke.runs import api, progress
 from bespoke.runs.execution import execute
 from bespoke.runs.federation import Federation
+from bespoke.runs.recording import validation_curve
 
 EXPERIMENT = bespoke.Experiment(
     data=bespoke.DataSettings(name="digits", clients=3, new_clients=1, validation=0.2),
@@ -39,7 +41,7 @@ def over_a_network(folder, out, offline=None, **options):
     clients.train = unless_offline
     everyone = pool.num_clients, pool.total_clients
     federation = Federation(terms.algorithm, task, params, clients, *everyone, training, EXPERIMENT.evaluation, seed)
-    chosen = api._DEFAULTS | {"checkpoint_every": 1, "progress": False} | options
+    chosen = api.DEFAULTS | {"checkpoint_every": 1, "progress": False} | options
     return execute(EXPERIMENT, federation, pool, parts.described, out, chosen)
 
 
@@ -94,3 +96,47 @@ def test_the_record_names_who_was_missing(tmp_path):
     assert done.folder.export_parquet() and (tmp_path / "out" / "rounds.parquet").exists()
     again = over_a_network(tmp_path / "nodes", tmp_path / "out", resume=True)  # who was missing needs no state
     assert again.last_round == 4
+
+
+def test_best_rounds_are_chosen_among_rounds_with_equal_clients(tmp_path):
+    """The first evaluation lacks the client that all methods find hard, so that its value is the best."""
+    found = {2: {0: 9, 1: 9}, 4: {0: 5, 1: 5, 2: 4}, 6: {0: 6, 1: 5, 2: 4}, 8: {0: 6, 1: 5, 2: 3}, 10: {1: 8}}
+    folder = RunFolder.create(tmp_path)
+    rows = [
+        {"round": number, "cohort": [], "refused": {}, "train_loss": None, "bytes_down": 0, "bytes_up": 0}
+        | {"padding_waste": 0.0, "host_breaks": 0, "logged": {}}
+        for number in range(1, 11)
+    ]
+    for number, scores in found.items():
+        missing = {str(client): "it was offline" for client in range(3) if client not in scores}
+        named = {"view": "personal", "metric": "accuracy", "higher": {"accuracy": True}}
+        rows[number - 1]["evaluated"] = named | ({"missing": missing} if missing else {})
+        about = {"round": number, "group": "train", "view": "personal", "total": 10, "logged": {}}
+        for client, right in scores.items():
+            own = about | {"client": client, "metrics": {"accuracy": [right, 10]}}
+            folder.append("clients.jsonl", [own | {"split": split} for split in ("test", "val")])
+    folder.append("rounds.jsonl", rows)
+    views = bespoke.summarise(folder)["views"]["personal"]
+    assert {select: views[select]["round"] for select in views} == {"last": 10, "best_val": 6, "best_test": 6}
+    assert validation_curve(folder, "accuracy") == [None, 14 / 30, 15 / 30, 14 / 30, None]
+
+
+def test_progress_and_record_name_who_was_not_evaluated(tmp_path, capsys):
+    evaluate = NetworkClients.evaluate
+    with pytest.MonkeyPatch.context() as patch, progress.shown(EXPERIMENT, True) as callback:
+        patch.setattr(NetworkClients, "evaluate", unless_away(evaluate))
+        over_a_network(tmp_path / "nodes", tmp_path / "out", callbacks=[callback])
+    rounds = RunFolder(tmp_path / "out").rounds()
+    assert [row.get("evaluated", {}).get("missing") for row in rounds] == [None, {"1": "it was offline"}, None, None]
+    assert "not evaluated {'1': 'it was offline'}" in capsys.readouterr().err
+
+
+def unless_away(evaluate):
+    """An evaluation without client 1 after round 2."""
+
+    def evaluated(self, round, *given):
+        self.roster.link.offline = {"key 1"} if round == 2 else set()
+        found, self.roster.link.offline = evaluate(self, round, *given), set()
+        return found
+
+    return evaluated

@@ -324,16 +324,16 @@ def test_run_and_federate_share_their_options(start, tmp_path):
 
 
 def test_federate_takes_all_that_run_takes():
-    """Every argument of run and every part of an experiment; data and model are federate's own."""
+    """Every argument of run and every part of an experiment; data are federate's own, and it is a simulation."""
     takes = inspect.signature(bespoke.federate).parameters
-    parts = {field.name for field in fields(bespoke.Experiment)} - {"algorithm_name", "folder", "data"}
+    parts = {field.name for field in fields(bespoke.Experiment)} - {"algorithm_name", "folder", "data", "federation"}
     assert parts | {"out"} <= takes.keys()
     assert set(inspect.signature(bespoke.run).parameters) == {"experiment", "out", "options"}
     with pytest.raises(UserError) as caught:
         federated(no_such=1)
     told = str(caught.value).partition("it takes ")[2].split(", ")
-    assert told == [*(field.name for field in fields(bespoke.Training)), *api._DEFAULTS]
-    assert api._DEFAULTS.keys() == Options.__annotations__.keys()
+    assert told == [*(field.name for field in fields(bespoke.Training)), *api.DEFAULTS]
+    assert api.DEFAULTS.keys() == Options.__annotations__.keys()
 
 
 def test_federate_takes_whole_tables_and_keywords_change_them():

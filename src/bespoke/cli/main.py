@@ -14,7 +14,7 @@ import click
 import typer
 
 from bespoke._version import __version__
-from bespoke.cli import data, doctor, evaluate, listing, new, personal, tables, tune
+from bespoke.cli import data, doctor, evaluate, federation, listing, new, personal, tables, tune
 from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 from bespoke.machine import MOST_PROCESSES
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(new.app, name="new")
+app.add_typer(federation.app, name="federation")
 for command in (
     doctor.doctor,
     evaluate.evaluate,
@@ -36,6 +37,9 @@ for command in (
     tables.sweep,
     tables.table,
     tables.figure,
+    federation.keys,
+    federation.serve,
+    federation.join,
 ):
     app.command()(command)
 

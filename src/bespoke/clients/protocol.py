@@ -1,6 +1,6 @@
 """How a server reaches its clients, wherever they are, and what simulations offer in addition."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -67,12 +67,20 @@ class Clients(Protocol):
         """The states of the clients that took part, for checkpoints."""
         ...
 
+    @property
+    def absent(self) -> Mapping[int, str]:
+        """Who did not answer the last :meth:`evaluate`, and why; nobody in a simulation."""
+        ...
+
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let each client do one round of local work. No state changes before :meth:`accept`."""
         ...
 
-    def accept(self, clients: Sequence[int]) -> None:
-        """Commit the new states of these clients, a subset of those that answered the last :meth:`train`."""
+    def accept(self, clients: Sequence[int], refused: Collection[int] = ()) -> None:
+        """Commit the new states of these clients, a subset of those that answered the last :meth:`train`.
+
+        The uploads of the ``refused`` broke a rule; where neither is said of a client, the server's step has failed.
+        """
         ...
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:

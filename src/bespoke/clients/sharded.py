@@ -1,7 +1,7 @@
 """Clients spread over the processes of a run: each trains and evaluates its own, and all receive the answers."""
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,12 @@ class ShardedClients:
                 rows[row.client].append(row)
         return [row for c in clients for row in rows[c]]
 
-    def accept(self, clients: Sequence[int]) -> None:
+    @property
+    def absent(self) -> dict[int, str]:
+        """Nobody: a process that is lost ends the run."""
+        return {}
+
+    def accept(self, clients: Sequence[int], refused: Collection[int] = ()) -> None:
         """Let each process commit the states of its own clients."""
         rank = processes.rank()
         self.inner.accept([c for c in clients if self.home[c] == rank])

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -130,7 +130,12 @@ class Simulated(ABC):
         logged = {name: [values[f"logged/{name}"][i] for i in places] for name in out["logged"]}
         return Trained(uploads, refused, logged, padding, breaks)
 
-    def accept(self, clients: Sequence[int]) -> None:
+    @property
+    def absent(self) -> dict[int, str]:
+        """Nobody: these clients live here."""
+        return {}
+
+    def accept(self, clients: Sequence[int], refused: Collection[int] = ()) -> None:
         """Store the states that these clients proposed, and drop those of the others."""
         (proposed, stacked), self._proposed = self._proposed, ((), {})
         place = {client: i for i, client in enumerate(proposed)}

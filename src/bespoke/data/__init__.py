@@ -7,7 +7,15 @@ from bespoke.data.partition.schemes import PARTITIONS, register_partition
 from bespoke.data.pool import pool_of
 from bespoke.data.scales import odd_scales
 from bespoke.data.settings import DataSettings
-from bespoke.data.sources.own import OwnClients, from_csv, from_hf, from_image_folder, from_parquet, read_rows
+from bespoke.data.sources.own import (
+    OwnClients,
+    from_csv,
+    from_hf,
+    from_image_folder,
+    from_parquet,
+    read_rows,
+    read_test_rows,
+)
 from bespoke.data.transforms import Crop, Flip, Normalise
 
 __all__ = [
@@ -30,6 +38,7 @@ __all__ = [
     "partitioned",
     "pool_of",
     "read_rows",
+    "read_test_rows",
     "register_dataset",
     "register_partition",
 ]

@@ -22,7 +22,7 @@ from bespoke.data.partition.schemes import KEYS, PARTITIONS, Known, split_rows
 from bespoke.data.pool import LOAD, PARTITION, SUBSAMPLE, cut, generator, pool_of
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources import catalogue
-from bespoke.data.sources.built_in import BUILT_IN
+from bespoke.data.sources.built_in import BUILT_IN, contract
 from bespoke.data.sources.own import OwnClients
 from bespoke.data.transforms import Step, as_transform, step_of
 from bespoke.errors import UserError, reason
@@ -41,7 +41,7 @@ _OF_CATALOGUE = _dataset(catalogue.load, "catalogue.load")
 
 DATASETS: Registry[Function] = Registry(
     "data set",
-    {load.__name__: _dataset(load, load.__name__) for load in BUILT_IN}
+    {load.__name__: _dataset(load, load.__name__) for load in (*BUILT_IN, contract)}
     | {name: replace(_OF_CATALOGUE, doc=entry.doc) for name, entry in catalogue.CATALOGUE.items()},
     _dataset,
     "bespoke.datasets",

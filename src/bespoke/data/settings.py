@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bespoke.core.inputs import DTYPES
 from bespoke.core.settings import knob
 from bespoke.data.images.degrade import DEGRADATIONS
 
@@ -20,6 +21,10 @@ class DataSettings:
     size: int = knob(
         0, "pixels per side that pictures are resized to; 0 = all have one size", low=0, high=4096, of="name"
     )
+    shape: tuple[int, ...] = knob((), "contract: the shape of one example, such as [1, 28, 28]", low=1, of="name")
+    dtype: str = knob("float32", "contract: the type of the examples", choices=DTYPES, of="name")
+    class_names: tuple[str, ...] = knob((), "contract: the name of each class, in order", of="name")
+    targets: int = knob(1, "contract: numbers to predict per row, where there are no classes", low=1, of="name")
     like: str = knob("", "data set whose shape, classes, own clients and domains the random rows have", of="name")
     pool: str = knob(
         "auto",

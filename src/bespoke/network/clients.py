@@ -2,10 +2,9 @@
 
 import math
 import secrets
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,40 +15,25 @@ from bespoke.core.tree import Tree
 from bespoke.errors import shown, visible
 from bespoke.network.checks import check_claims, check_upload
 from bespoke.network.ledger import STRIKES, Ledger
-from bespoke.network.messages import Message, MessageError, Reply, Request, decode, encode, read_head, write_head
+from bespoke.network.messages import (
+    Message,
+    MessageError,
+    Reply,
+    Request,
+    check_layout,
+    decode,
+    encode,
+    read_head,
+    write_head,
+)
+from bespoke.network.roster import Link, Roster, unexpected
+from bespoke.network.settings import FederationSettings
 from bespoke.network.terms import Answers, Terms
 from bespoke.network.versions import NAME
 
 _MOST_VIEWS, _LONGEST_NAME, _MOST_BYTES = 64, 100, 2.0**53
+_SHARES = ("accuracy", "subset_accuracy", "hamming")  # metrics whose sum is never beyond its weight
 _MEMBERS_OF_METRIC = 10_000  # numbers of a metric whose parts are lists
-
-
-class Link(Protocol):
-    """What carries messages to clients and back. A client is known by its public key, which the link has verified."""
-
-    def online(self) -> set[str]:
-        """Return the keys of the clients that are connected now."""
-        ...
-
-    def push(self, messages: Mapping[str, Message]) -> None:
-        """Send each client its message; do not wait for any answer."""
-        ...
-
-    def pull(self) -> list[tuple[str, Message | str]]:
-        """Return the answers that have come since the last call, by key.
-
-        A text in place of an answer says why there will be none to the last message pushed to this client.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a server waits, and for how many."""
-
-    seconds: float = 600.0  # for the answers of a round
-    quorum: int = 1  # sound uploads without which a round does not count
-    interval: float = 0.2  # seconds between two looks for answers
 
 
 @dataclass
@@ -75,19 +59,32 @@ class NetworkClients:
         *,
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
-        patience: Patience | None = None,
+        settings: FederationSettings = FederationSettings(),  # noqa: B008 - it is frozen
+        wait: float | None = None,
+        told: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Take the form of the ``answers``, of :func:`bespoke.network.terms.dry_run`, and the ``ledger`` of clients."""
+        """Take the form of the ``answers``, of :func:`bespoke.network.terms.dry_run`, and the ``ledger`` of clients.
+
+        ``wait`` and ``told`` are as for :class:`Roster`.
+        """
+        method = type(terms.algorithm).__name__
+        check_layout(terms.down, f"what {method} sends to its clients")
+        check_layout(answers.up, f"the upload of {method}")
         check_claims(terms.algorithm, answers.up)
-        self.terms, self.answers, self.store, self.link = terms, answers, ledger, link
-        self.adapt_rounds, self.adapt_epochs, self.patience = adapt_rounds, adapt_epochs, patience or Patience()
+        self.terms, self.answers, self.store = terms, answers, ledger
+        self.adapt_rounds, self.adapt_epochs, self.settings = adapt_rounds, adapt_epochs, settings
+        self.roster = Roster(terms.experiment, ledger, link, settings, wait, told)
         self.notes: list[str] = []
+        self.absent: dict[int, str] = {}  # who did not answer the last evaluation,
+        self._evaluated = 0  # and its round
         self._proposed: tuple[int, dict[int, str]] = 0, {}  # the round, and versions by client
 
     # --- the protocol -------------------------------------------------------------------------------------------
 
     def train(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> Trained:
         """Let the clients that are there work, until all have answered or the time is over, and judge the answers."""
+        for note in self.roster.ready(round):
+            self._note(note)
         asked = self._ask("train", round, clients, shared, own)
         found: dict[int, tuple[Reply, Tree]] = {}
         for client, (reply, message) in asked.replies.items():
@@ -97,8 +94,9 @@ class NetworkClients:
                 asked.refused[client] = str(error)
         for client in asked.refused:
             asked.refused[client] += self._strike(client, round)
-        if len(found) < self.patience.quorum:
-            few = f"only {len(found)} sound uploads came, and the quorum is {self.patience.quorum}"
+        quorum = min(self.settings.quorum, len(clients))
+        if len(found) < quorum:
+            few = f"only {len(found)} sound uploads came, and the quorum is {quorum}"
             asked.refused |= dict.fromkeys(found, few)
             found = {}
         answered = [client for client in clients if client in found]
@@ -111,17 +109,16 @@ class NetworkClients:
             missing={client: asked.missing[client] for client in clients if client in asked.missing},
         )
 
-    def accept(self, clients: Sequence[int]) -> None:
-        """Note the states that these clients proposed; the next message tells each of them."""
+    def accept(self, clients: Sequence[int], refused: Collection[int] = ()) -> None:
+        """Note the states that these clients proposed, of which the next message tells each; blame the ``refused``."""
         (round, proposed), self._proposed = self._proposed, (0, {})
         if absent := [client for client in clients if client not in proposed]:
             raise ValueError(f"clients {absent} cannot be accepted: they did not answer the last call to train")
         for client in clients:
             member = self.store.members[client]
             member.accepted, member.version, member.strikes = round, proposed[client], 0
-        if clients:  # where nobody is accepted, the server's step has failed, and one client may be the cause
-            for client in proposed.keys() - set(clients):
-                self._strike(client, round)
+        for client in refused:  # others that are not accepted: the server's step has failed, and nobody knows by whom
+            self._strike(client, round)
 
     def evaluate(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> list[Evaluated]:
         """Let the clients that are there personalise and score; those that do not answer have no scores."""
@@ -135,15 +132,19 @@ class NetworkClients:
                     asked.refused[client] = str(error)
         for client, why in asked.refused.items():
             self._note(f"scores of client {client} were refused: {why}")
+        before, self._evaluated = self.absent if self._evaluated == round else {}, round  # large federations ask twice
+        self.absent = before | asked.missing | asked.refused
         return found
 
-    def finish(self, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> dict[int, str]:
-        """Let the clients make their personal models, which stay with them; return who did not, and why."""
+    def finish(
+        self, round: int, clients: Sequence[int], shared: Tree, own: Tree
+    ) -> tuple[dict[int, str], dict[int, str]]:
+        """Let the clients make their personal models, which stay with them; return who is missing, who failed, why."""
         asked = self._ask("finish", round, clients, shared, own)
         for client, (reply, _) in asked.replies.items():
             if reply.kind != "finished":
-                asked.refused[client] = _unexpected(reply)
-        return asked.missing | asked.refused
+                asked.refused[client] = unexpected(reply)
+        return asked.missing, asked.refused
 
     def took_part(self, client: int) -> bool:
         """Return whether an upload of this client was ever accepted."""
@@ -161,37 +162,27 @@ class NetworkClients:
 
     def _ask(self, kind: str, round: int, clients: Sequence[int], shared: Tree, own: Tree) -> _Asked:
         """Send each client that is there what is asked of it, and collect the answers until the time is over."""
-        asked, online = _Asked(), self.link.online()
+        asked, online = _Asked(), self.roster.online()
         requests, messages = dict[str, Request](), dict[str, Message]()
         known = {name.partition("/")[0] for name in self.terms.down}
         common = encode({name: part for name, part in shared.items() if name in known and name not in own})
         for place, client in enumerate(clients):
-            member = self.store.members[client]
+            member = self.roster.member(client)
             if member.quarantined:
                 asked.missing[client] = f"it is in quarantine, since {STRIKES} uploads in a row were refused"
             elif member.key not in online:
-                asked.missing[client] = "it was offline"
+                asked.missing[client] = self.roster.why_not(member)
             else:
-                request = requests[member.key] = self._request(kind, round, client)
+                key = online[member.key]
+                request = requests[key] = self._request(kind, round, client)
                 mine = {name: tree.map(lambda x, i=place: x[i], {"": own[name]})[""] for name in own if name in known}
-                messages[member.key] = Message(write_head(request), [*common, *encode(mine)])
-        self.link.push(messages)
-        end = time.monotonic() + self.patience.seconds
-        while requests:
-            answers = self.link.pull()
-            for key, answer in answers:
-                if key in requests and self._heard(requests[key], answer, asked):
-                    del requests[key]
-            if requests and time.monotonic() >= end:
-                break
-            if requests and not answers:
-                time.sleep(self.patience.interval)
-        late = f"it did not answer within {self.patience.seconds:g} s"
-        asked.missing |= dict.fromkeys((request.client for request in requests.values()), late)
+                messages[key] = Message(write_head(request), [*common, *encode(mine)])
+        owing = self.roster.exchange(messages, lambda key, answer: self._heard(requests[key], answer, asked))
+        asked.missing |= {requests[key].client: why for key, why in owing.items()}
         return asked
 
     def _request(self, kind: str, round: int, client: int) -> Request:
-        terms, member = self.terms, self.store.members[client]
+        terms, member = self.terms, self.roster.member(client)
         return Request(
             kind=kind,
             id=secrets.token_hex(8),
@@ -202,7 +193,7 @@ class NetworkClients:
             round=round,
             accepted=member.accepted,
             version=member.version,
-            oldest=self.store.oldest(client),
+            oldest=self.store.oldest(client) if client < len(self.store.members) else 0,
             rounds=terms.training.rounds,
             adapt_rounds=self.adapt_rounds,
             adapt_epochs=self.adapt_epochs,
@@ -222,7 +213,7 @@ class NetworkClients:
         if reply.id != request.id:
             return False  # the answer to an earlier message, which came late or once more
         if reply.kind == "lost" and request.accepted:
-            member = self.store.members[client]
+            member = self.roster.member(client)
             asked.missing[client] = f"its state of round {member.accepted} is lost, so that it begins anew"
             self._note(f"client {client} has lost its state of round {member.accepted} and begins anew")
             member.accepted, member.version = 0, ""
@@ -241,7 +232,7 @@ class NetworkClients:
         if reply.kind == "unsound" and reply.why in ("upload", "state"):
             raise MessageError(f"its {reply.why} holds NaN or inf")
         if reply.kind != "trained":
-            raise MessageError(_unexpected(reply))
+            raise MessageError(unexpected(reply))
         if not NAME.fullmatch(reply.version):
             raise MessageError("its answer names no state")
         if reply.logged.keys() != self.answers.logged or not _are_numbers(reply.logged):
@@ -249,8 +240,11 @@ class NetworkClients:
         for name in ("bytes_up", "bytes_down"):
             if not 0 <= reply.logged.get(name, 0) <= _MOST_BYTES:
                 raise MessageError(f"it logs {shown(reply.logged[name])} as {name!r}")
+        declared = self.roster.member(client).rows
+        if reply.rows.get("train") != declared:
+            raise MessageError(f"it has {shown(reply.rows.get('train'))} train rows, and declared {declared:,}")
         up = decode(message.leaves, self.answers.up, self.terms.task.device)
-        check_upload(self.terms.algorithm, up, self.store.members[client].rows)
+        check_upload(self.terms.algorithm, up, declared)
         return up
 
     def _uploads(self, answered: list[int], ups: list[Tree]) -> Uploads:
@@ -282,9 +276,13 @@ class NetworkClients:
     def _scores(self, client: int, reply: Reply) -> list[Evaluated]:
         """Return the scores of an answer."""
         if reply.kind != "evaluated":
-            raise MessageError(_unexpected(reply))
+            raise MessageError(unexpected(reply))
         if len(reply.scores) > _MOST_VIEWS or not all(map(self._is_score, reply.scores)):
             raise MessageError("its scores are none of its method and objective")
+        declared = self.roster.declared.get(self.roster.member(client).key)  # not known of all after a resume
+        for split, _, rows, *_ in reply.scores:
+            if declared is not None and rows != declared.get(split, 0):
+                raise MessageError(f"it scores {rows} {split} rows, and declared {declared.get(split, 0):,}")
         return [Evaluated(client, *score) for score in reply.scores]
 
     def _is_score(self, value: Any) -> bool:
@@ -296,13 +294,17 @@ class NetworkClients:
         counted = type(rows) is int and 0 <= rows < _MOST_BYTES
         scored = isinstance(metrics, dict) and list(metrics) == list(self.terms.task.objective.metrics)
         told = isinstance(logged, dict) and len(logged) <= _MOST_VIEWS and _are_numbers(logged)
-        return named and counted and scored and told and all(map(_is_metric, metrics.values()))
+        return named and counted and scored and told and all(self._is_metric(n, v, rows) for n, v in metrics.items())
 
-
-def _unexpected(reply: Reply) -> str:
-    """Return what to say of an answer that is not the one asked for."""
-    told = visible(reply.why[:200]) or f"it answered {shown(reply.kind)}"
-    return told if reply.kind == "failed" else f"it did not do what it was asked for: {told}"
+    def _is_metric(self, name: str, value: Any, rows: int) -> bool:
+        """Return whether a value can be a metric of so many rows, as far as the metric tells."""
+        if not _is_ratio(value):
+            return False
+        sums, weights = (part if isinstance(part, list) else [part] for part in value)
+        most = rows * max(1, self.terms.task.num_outputs)
+        if self.terms.task.objective.metrics[name].additive and max(weights, default=0) > most:
+            return False
+        return name not in _SHARES or all(0 <= sum <= weight for sum, weight in zip(sums, weights, strict=True))
 
 
 def _is_number(value: Any) -> bool:
@@ -313,7 +315,7 @@ def _are_numbers(values: dict[str, Any]) -> bool:
     return all(len(name) <= _LONGEST_NAME and _is_number(value) for name, value in values.items())
 
 
-def _is_metric(value: Any) -> bool:
+def _is_ratio(value: Any) -> bool:
     """Return whether a value is [sum, weight]: two numbers or two lists of equal length, with weights of 0 or more."""
     if not isinstance(value, list) or len(value) != 2:
         return False

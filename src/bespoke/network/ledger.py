@@ -14,15 +14,21 @@ from bespoke.core import tree
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 
+_FREE = "0" * 64  # in the place of a fingerprint
 STRIKES = 3  # refused uploads in a row after which a client is asked no more
+
+
+def fingerprint(key: str) -> str:
+    """Return the name of a public key, by which a member is known: 64 hex digits."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass
 class Member:
-    """A client in the roster."""
+    """A place in the roster, which nobody may have taken yet."""
 
-    key: str  # its public key
-    rows: int  # train rows that it declared
+    key: str = ""  # the fingerprint of its public key; "" while the place is free
+    rows: int = 0  # train rows that it declared
     accepted: int = 0  # the last round whose upload was accepted; 0 = none
     version: str = ""  # what it called its state then
     strikes: int = 0  # refused uploads in a row
@@ -40,10 +46,10 @@ class Ledger:
 
     def __init__(self, members: Sequence[Member]) -> None:
         """Begin a federation of these members; :meth:`open` may put an earlier one in its place."""
-        keys = [member.key for member in members]
+        keys = [member.key for member in members if member.key]
         if len(set(keys)) < len(keys):
             raise UserError("two clients of the roster have the same key: give each its own")
-        if empty := [client for client, member in enumerate(members) if member.rows < 1]:
+        if empty := [client for client, member in enumerate(members) if member.key and member.rows < 1]:
             raise UserError(f"client {empty[0]} of the roster has no train rows: leave it out")
         self.members, self.federation = list(members), secrets.token_hex(8)
         self._store = StateStore("host", "cpu")
@@ -55,7 +61,7 @@ class Ledger:
 
     def sample(self) -> Tree:
         """Return what the files hold for one client."""
-        return _written(Member("", 1), "0" * 16)
+        return _written(Member(), "0" * 16)
 
     def open(self, folder: Path, files: Sequence[Mapping[str, str]] = (), *, owner: str = "") -> None:
         """Keep files in ``folder`` from now on, and go on with the federation in ``files``, if there are any."""
@@ -82,11 +88,13 @@ class Ledger:
 
     def _restore(self, client: int, found: Tree) -> None:
         member = self.members[client]
-        if _hex(found["key"]) != _digest(member.key) or int(found["rows"]) != member.rows:
+        key, rows = _hex(found["key"]).replace(_FREE, ""), int(found["rows"])
+        if member.key and (key, rows) != (member.key, member.rows):
             raise UserError(
                 f"client {client} of the roster has another key or another number of rows than in the run's "
                 "checkpoint: give the roster that the run began with"
             )
+        member.key, member.rows = key, rows
         member.accepted, member.strikes = int(found["accepted"]), int(found["strikes"])
         member.version = _hex(found["version"]) if member.accepted else ""
         self.federation = _hex(found["federation"])
@@ -94,16 +102,12 @@ class Ledger:
 
 def _written(member: Member, federation: str) -> Tree:
     """Return a member as tensors."""
-    texts = {"key": _digest(member.key), "version": member.version or "0" * 16, "federation": federation}
+    texts = {"key": member.key or _FREE, "version": member.version or "0" * 16, "federation": federation}
     numbers = {"rows": member.rows, "accepted": member.accepted, "strikes": member.strikes}
     return {
         **{name: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8) for name, text in texts.items()},
         **{name: torch.tensor(number) for name, number in numbers.items()},
     }
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _hex(values: Tensor) -> str:

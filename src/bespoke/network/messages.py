@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.errors import shown
+from bespoke.errors import UserError, shown
 
 MOST_TEXT = 2**20  # characters of a head
 _LARGEST = 2**53  # of a head's whole numbers
@@ -27,6 +27,7 @@ _TYPES = {
     torch.float64: "<f8",
     torch.float32: "<f4",
     torch.float16: "<f2",
+    torch.bfloat16: "|V2",  # NumPy has no such numbers: two raw bytes each, the lower one first
     torch.int64: "<i8",
     torch.int32: "<i4",
     torch.int16: "<i2",
@@ -76,6 +77,14 @@ def layout_of(content: Tree) -> Layout:
     return {name: Leaf(tuple(leaf.shape), leaf.dtype) for name, leaf in tree.flatten(content).items()}
 
 
+def check_layout(layout: Layout, what: str) -> None:
+    """Refuse a layout with an array that cannot be sent; ``what`` it is begins the sentence."""
+    for name, leaf in layout.items():
+        if leaf.dtype not in _TYPES:
+            known = ", ".join(map(_name, _TYPES))
+            raise UserError(f"{what} holds {name!r} of type {_name(leaf.dtype)}, which cannot be sent: use {known}")
+
+
 def overhead(layout: Layout) -> int:
     """Return the bytes that a message's arrays take beside their numbers: headers and names."""
     return sum(len(leaf.header) + len(name.encode()) for name, leaf in layout.items())
@@ -84,9 +93,13 @@ def overhead(layout: Layout) -> int:
 def encode(content: Tree) -> list[tuple[str, bytes]]:
     """Return the arrays of a tree, each as a ``.npy`` file."""
     return [
-        (name, Leaf(tuple(leaf.shape), leaf.dtype).header + leaf.detach().cpu().contiguous().numpy().tobytes())
+        (name, Leaf(tuple(leaf.shape), leaf.dtype).header + _bytes(leaf.detach().cpu().contiguous()))
         for name, leaf in tree.flatten(content).items()
     ]
+
+
+def _bytes(leaf: Tensor) -> bytes:
+    return (leaf.view(torch.int16) if leaf.dtype == torch.bfloat16 else leaf).numpy().tobytes()
 
 
 def decode(leaves: Iterable[tuple[str, bytes]], layout: Layout, device: torch.device | str = "cpu") -> Tree:
@@ -113,10 +126,12 @@ def _tensor(name: str, content: bytes, leaf: Leaf) -> Tensor:
     """Return a leaf of its ``.npy`` file, which has the right header and size."""
     if not leaf.nbytes:
         return torch.empty(leaf.shape, dtype=leaf.dtype)
-    flat = np.frombuffer(content, _TYPES[leaf.dtype], offset=len(leaf.header))
+    raw = leaf.dtype == torch.bfloat16
+    flat = np.frombuffer(content, "<i2" if raw else _TYPES[leaf.dtype], offset=len(leaf.header))
     if leaf.dtype == torch.bool and (flat.view(np.uint8) > 1).any():
         raise MessageError(f"its {name!r} holds what is neither true nor false")
-    return torch.from_numpy(flat.copy()).reshape(leaf.shape)
+    found = torch.from_numpy(flat.copy())
+    return (found.view(leaf.dtype) if raw else found).reshape(leaf.shape)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -130,26 +145,26 @@ def _name(dtype: torch.dtype) -> str:
 class Request:
     """What a server asks of a client; the arrays are what the method sends down."""
 
-    kind: str  # train, evaluate, or finish
+    kind: str  # enrol, which has no arrays and means no client and no round; train, evaluate, or finish
     id: str  # of this message; the answer repeats it
     experiment: str  # its hash
     federation: str  # this run of the experiment
-    client: int  # its place, by which its keys are made
-    new: bool  # whether it is outside the training population, and unknown to the method
-    round: int
-    accepted: int  # the last round whose upload was accepted; 0 = none
-    version: str  # what the client called its state then
-    oldest: int  # states before this round are never asked for again
-    rounds: int
-    adapt_rounds: int
-    adapt_epochs: int
+    client: int = 0  # its place, by which its keys are made
+    new: bool = False  # whether it is outside the training population, and unknown to the method
+    round: int = 1
+    accepted: int = 0  # the last round whose upload was accepted; 0 = none
+    version: str = ""  # what the client called its state then
+    oldest: int = 0  # states before this round are never asked for again
+    rounds: int = 0
+    adapt_rounds: int = 0
+    adapt_epochs: int = 0
 
 
 @dataclass(frozen=True)
 class Reply:
     """What a client answers; the arrays are its upload."""
 
-    kind: str  # trained, unsound, evaluated, finished, lost, or failed
+    kind: str  # enrolled, trained, unsound, evaluated, finished, lost, or failed
     id: str  # of the request
     experiment: str
     federation: str
@@ -160,6 +175,7 @@ class Reply:
     breaks: int = 0  # calls to the host
     logged: dict[str, float] = field(default_factory=dict)
     scores: list[Any] = field(default_factory=list)  # [split, view, rows, metrics, logged] of each evaluation
+    rows: dict[str, int] = field(default_factory=dict)  # that the client has, by split
 
 
 Head = TypeVar("Head", Request, Reply)

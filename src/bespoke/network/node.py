@@ -22,9 +22,10 @@ from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
 from bespoke.network.messages import Message, MessageError, Reply, Request, decode, encode, read_head, write_head
 from bespoke.network.terms import Terms
-from bespoke.network.versions import NAME, Versions
+from bespoke.network.versions import NAME, Versions, forget_others
 
 _log = logging.getLogger("bespoke.node")
+_MOST_ADAPTING = 10_000  # rounds or epochs of adaptation: beyond, a server wants a client to work without end
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Node:
     terms: Terms
     rows: Mapping[str, ClientRows]  # by split: train, and test and val where it has any
     folder: Path  # where it keeps its states
-    finish: Callable[[Request, Tree], None] = lambda request, personal: None  # takes the personal model at the end
+    # Takes the personal model at the end, and the one that the client would have had without any round.
+    finish: Callable[[Request, Tree, Tree], None] = lambda request, personal, before: None
 
     def answer(self, message: Message) -> Message:
         """Do what a message asks for, and return the answer; a message that cannot be read is refused.
@@ -44,6 +46,8 @@ class Node:
         request = read_head(message.head, Request)
         try:
             self._check(request)
+            if request.kind == "enrol":
+                return self._reply(request, "enrolled")
             down = decode(message.leaves, self.terms.down, self.terms.task.device)
             with torch.no_grad(), arithmetic(self.terms.task.precision):
                 return self._worked(request, down)
@@ -58,11 +62,15 @@ class Node:
         if request.experiment != self.terms.experiment:
             raise MessageError(
                 f"the message is of another experiment, {request.experiment[:16]!r}, and this client is of "
-                f"{self.terms.experiment!r}"
+                f"{self.terms.experiment!r}: settings, or the weights in a file that they name, differ"
             )
+        if request.kind == "enrol":
+            return
         named = NAME.fullmatch(request.federation) and (not request.accepted or NAME.fullmatch(request.version))
         if not named or request.kind not in _KINDS or request.round < 1:
             raise MessageError("the message's head makes no sense")
+        if max(request.adapt_rounds, request.adapt_epochs) > _MOST_ADAPTING:
+            raise MessageError("the message asks for more adaptation than any experiment")
         if request.new != (request.client >= self.terms.num_clients):
             raise MessageError(f"client {request.client} is not where the message says")
 
@@ -106,11 +114,20 @@ class Node:
         return self._reply(request, "evaluated", scores=scores)
 
     def _finished(self, request: Request, work: Work, _: Versions, kept: Tree, down: Tree) -> Message:
-        """Hand over the personal model, which stays here."""
+        """Hand over the personal model, which stays here, and forget the states of other federations."""
         state = kept["state"] if request.accepted else self._adapted(request, work, kept, down)
         personal = work.personalize(self._desk(request, rng.EVAL, {}), {}, state, down)
-        self.finish(request, tree.detach(personal))
+        self.finish(request, tree.detach(personal), self._before(request, work))
+        forget_others(self.folder, request.federation)
         return self._reply(request, "finished")
+
+    def _before(self, request: Request, work: Work) -> Tree:
+        """Return the personal model before the first round: of a new client, from what the server has at its start."""
+        client, begun = -1 if request.new else request.client, replace(request, round=0)
+        down = self.terms.sent_first(client)
+        first = work.first(self.terms.params, torch.tensor(client, device=self.terms.task.device))
+        state = self._adapted(begun, work, {"state": first, "moments": {}}, down)
+        return tree.detach(work.personalize(self._desk(begun, rng.EVAL, {}), {}, state, down))
 
     def _adapted(self, request: Request, work: Work, kept: Tree, down: Tree) -> Tree:
         """Return the state of a client that never took part, after all rounds of adaptation."""
@@ -134,8 +151,16 @@ class Node:
 
     def _reply(self, request: Request, kind: str, up: Tree | None = None, **told: Any) -> Message:
         experiment, place = self.terms.experiment, (request.client, request.round)
-        head = Reply(kind, request.id, experiment, request.federation, *place, **told)
+        rows = {split: len(own.rows) for split, own in self.rows.items()}
+        head = Reply(kind, request.id, experiment, request.federation, *place, rows=rows, **told)
         return Message(write_head(head), encode(up or {}))
+
+
+def declined(message: Message, why: str) -> Message:
+    """Return the answer of a client that cannot take part, and why: its data break the contract, for instance."""
+    asked = read_head(message.head, Request)
+    head = Reply("failed", asked.id, asked.experiment, asked.federation, asked.client, asked.round, why=why)
+    return Message(write_head(head))
 
 
 _KINDS: dict[str, Callable[[Node, Request, Work, Versions, Tree, Tree], Message]] = {

@@ -39,10 +39,14 @@ class Terms:
 
     @functools.cached_property
     def first_down(self) -> Tree:
-        """What a client receives before the first round."""
-        key = rng.stream(self.root, rng.SERVER)
+        """What the first client receives before the first round."""
+        return self.sent_first(0)
+
+    def sent_first(self, client: int) -> Tree:
+        """Return what a client receives before the first round; -1 is a new one."""
+        key, ids = rng.stream(self.root, rng.SERVER), torch.tensor([client], device=self.task.device)
         server = self.algorithm.server_init(self.task, self.params, self.num_clients, key)
-        own = self.algorithm.tailor(server, torch.zeros(1, dtype=torch.int64, device=self.task.device))
+        own = self.algorithm.tailor(server, ids)
         return self.algorithm.broadcast(server) | tree.map(lambda leaf: leaf[0], own)
 
     @functools.cached_property

@@ -5,6 +5,7 @@ the version that nobody can foretell: work that is repeated, or that comes late,
 replaces one. The server names the version that it accepted last, and exactly that one is loaded.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -22,6 +23,21 @@ NAME = re.compile(r"[0-9a-f]{16}")  # of a version, and of a federation
 
 _FILE = re.compile(r"(\d{6,16})-[0-9a-f]{16}\.state")
 _SUM = 32  # bytes of the checksum
+
+
+def forget_others(folder: Path, federation: str) -> None:
+    """Remove the states of all federations in a client's folder but one: that may still be lengthened."""
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if not NAME.fullmatch(other.name) or other.name == federation or other.is_symlink():
+            continue
+        for own in other.iterdir():
+            for path in own.iterdir() if own.is_dir() and not own.is_symlink() else ():
+                if _FILE.fullmatch(temporary_of(path.name) or path.name):
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it holds what is not ours
+                own.rmdir()
+        with contextlib.suppress(OSError):
+            other.rmdir()
 
 
 class Versions:

@@ -2,7 +2,8 @@
 
 Three selections, never mixed: `last` is the last evaluated round; `best_val` the evaluated round with the best
 pooled validation value of the headline metric, reported on its test rows; `best_test` the one with the best pooled
-test value, an oracle. A best round is the same for all clients of the training population, the first on ties.
+test value, an oracle. A best round is the same for all clients of the training population, the first on ties. Where
+clients of a real federation were missing, best rounds are chosen only among those with equal sets of clients.
 """
 
 from __future__ import annotations
@@ -173,11 +174,24 @@ class Evaluations:
         rounds = self.rounds(view)
         if select == "last" or not rounds or self.metric is None:
             return rounds[-1] if rounds else None
+        rounds = self._comparable(view, rounds)
         sign = 1 if self.higher[self.metric] else -1
         split = {"best_val": "val", "best_test": "test"}[select]
         pooled = {number: self.scores(view, self.metric, number, split=split).pooled() for number in rounds}
         known = {number: sign * value for number, value in pooled.items() if value is not None}
         return max(known, key=lambda number: known[number], default=None)
+
+    def _comparable(self, view: str, rounds: Sequence[int]) -> list[int]:
+        """Return the rounds among which the best one is chosen: where clients were missing, those with equal clients.
+
+        These are the clients of the last of the rounds with the fewest missing.
+        """
+        if not any(row.get("evaluated", {}).get("missing") for row in self.folder.rounds()):
+            return list(rounds)
+        blocks = self._blocks[view, "test"]
+        there = {number: {client for new, client in blocks[number].places if not new} for number in rounds}
+        most = max(reversed(rounds), key=lambda number: len(there[number]))
+        return [number for number in rounds if there[number] == there[most]]
 
     def summary(self, view: str, number: int) -> dict[str, Any]:
         """Return the aggregates of every group present in one evaluated round, on the test rows.

@@ -43,7 +43,7 @@ from bespoke.runs.spreading import choose, gathered
 BACKENDS = {"batched": BatchedClients, "loop": SequentialClients}
 
 
-_DEFAULTS: Options = {
+DEFAULTS: Options = {
     "backend": "auto",
     "device": "auto",
     "precision": "auto",
@@ -143,7 +143,7 @@ def pick_device(device: str) -> torch.device:
     return picked
 
 
-def _check_together(experiment: Experiment, pool: FederatedData, task: Task) -> None:
+def check_together(experiment: Experiment, pool: FederatedData, task: Task) -> None:
     """Refuse a method, a model and data that do not fit each other."""
     if experiment.method.needs_classes and not task.objective.classes:
         free = ", ".join(name for name in ALGORITHMS if not method_class(name).needs_classes)
@@ -186,7 +186,7 @@ def assemble(experiment: Experiment, parts: Built, backend: str, states: str, no
     pool, task, params, _ = parts
     if states not in KINDS:
         raise UserError(f"states cannot be kept on {states!r}: use one of {', '.join(KINDS)}")
-    _check_together(experiment, pool, task)
+    check_together(experiment, pool, task)
     evaluation = experiment.evaluation
     inner = BACKENDS[pick_backend(backend, task.device)](
         experiment.method,
@@ -200,7 +200,7 @@ def assemble(experiment: Experiment, parts: Built, backend: str, states: str, no
         states=states,
     )
     check_costs(experiment, pool, inner)
-    inner.notes += [*notes, *pool.notes, *_ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
+    inner.notes += [*notes, *pool.notes, *ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
     federation = Federation.simulated(inner, experiment.seed, evaluation)
     if processes.world() > 1:
         sharded = ShardedClients(inner)
@@ -208,7 +208,7 @@ def assemble(experiment: Experiment, parts: Built, backend: str, states: str, no
     return federation
 
 
-def _ignored(experiment: Experiment) -> list[str]:
+def ignored(experiment: Experiment) -> list[str]:
     """Return a note for each key of ``[training]`` that was set and that the method, or another setting, ignores."""
     training, name, ignored = experiment.training, experiment.algorithm_name, experiment.method.ignores
     given = {f.name: getattr(training, f.name) for f in fields(Training) if getattr(training, f.name) != f.default}
@@ -275,8 +275,8 @@ def run(
     ``[model] name = "mine:build"``, is imported, which runs its code; a note on stderr says so. Under ``torchrun`` the
     clients are spread over its processes; the first keeps the records and calls ``callbacks``, and each returns all.
     """
-    _check_arguments("run", options, _DEFAULTS)
-    chosen = _DEFAULTS | options
+    _check_arguments("run", options, DEFAULTS)
+    chosen = DEFAULTS | options
     _check_options("run", chosen)
     processes.join()
     if isinstance(experiment, str | Path):
@@ -289,14 +289,20 @@ def run(
 def built(experiment: Experiment, device: str, precision: str) -> Built:
     """Build data, model and initial weights; import the modules that the experiment names, with a note on stderr."""
     experiment.import_modules()
-    where, dtype = pick_device(device), torch.get_default_dtype()
+    where = pick_device(device)
     warm_up(where)
     pool, described = data_of(experiment)
+    return Built(pool, *model_of(experiment, pool, where, precision), described)
+
+
+def model_of(experiment: Experiment, pool: FederatedData, device: torch.device, precision: str) -> tuple[Task, Tree]:
+    """Build the model for a pool's form of rows, of which there may be none, and its initial weights."""
     objective, model, key = objective_of(experiment), experiment.located()[1], _init_key(experiment.seed)
-    outputs = objective.num_outputs(pool.y, pool.num_classes)
-    own = pick_precision(precision, where, dtype)
-    task = build_task(model, tuple(pool.x.shape[1:]), outputs, where, dtype, own, objective, key)
-    return Built(pool, task, read_start(model.start, task) if model.start else task.init(key), described)
+    outputs = objective.num_outputs(pool.y if len(pool.y) else pool.y.new_zeros(1, *pool.y.shape[1:]), pool.num_classes)
+    dtype = torch.get_default_dtype()
+    own = pick_precision(precision, device, dtype)
+    task = build_task(model, tuple(pool.x.shape[1:]), outputs, device, dtype, own, objective, key)
+    return task, read_start(model.start, task) if model.start else task.init(key)
 
 
 def objective_of(experiment: Experiment) -> Objective:
@@ -352,8 +358,8 @@ def federate(
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
     if not callable(make):
         raise UserError(f"federate(...) takes a torch module as its model, such as Net(), not {model!r}")
-    _check_arguments("federate", settings, [*Training.__dataclass_fields__, *_DEFAULTS])
-    chosen = cast(Options, {name: settings.pop(name, default) for name, default in _DEFAULTS.items()})
+    _check_arguments("federate", settings, [*Training.__dataclass_fields__, *DEFAULTS])
+    chosen = cast(Options, {name: settings.pop(name, default) for name, default in DEFAULTS.items()})
     _check_options("federate", chosen)
     _check_kinds(
         "federate",
@@ -457,7 +463,7 @@ def _own_name(model: nn.Module | Callable[[], nn.Module], head: str, params: Tre
 
 def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Run an experiment whose data and model are built."""
-    chosen = _DEFAULTS | options
+    chosen = DEFAULTS | options
     how = choose(chosen, out, parts.task.device, lambda name: assemble(experiment, parts, name, chosen["states"]))
 
     def work() -> Run:

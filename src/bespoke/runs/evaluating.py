@@ -15,6 +15,7 @@ from bespoke import __version__
 from bespoke.clients import Simulated, processes
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
+from bespoke.core.tree import Tree
 from bespoke.errors import UserError, shown
 from bespoke.files import write_atomic
 from bespoke.records import FEDERATION, RESUME_OPTION, RunFolder
@@ -80,9 +81,14 @@ def trained_folder(path: str | Path) -> RunFolder:
     return run
 
 
-def last_checkpoint(run: RunFolder, experiment: Experiment, federation: Federation) -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint of a run, and notes about it; refuse a run without one."""
-    found, notes = newest(run, federation, federation.start(), label_of(run) or experiment.hash(), timed=False)
+def last_checkpoint(
+    run: RunFolder, experiment: Experiment, federation: Federation, state: Tree | None = None
+) -> tuple[Checkpoint, list[str]]:
+    """Return the newest intact checkpoint of a run, and notes about it; refuse a run without one.
+
+    ``state`` is as for :func:`newest`.
+    """
+    found, notes = newest(run, federation, federation.start(), label_of(run) or experiment.hash(), state, timed=False)
     if found is None:
         why = f" ({notes[0]})" if notes else ""
         raise UserError(

@@ -245,12 +245,19 @@ def _stored(experiment: Experiment, folder: RunFolder, told: dict[str, Any]) -> 
 
 
 def newest(
-    folder: RunFolder, federation: Federation, server: Tree, label: str, *, timed: bool = True
+    folder: RunFolder,
+    federation: Federation,
+    server: Tree,
+    label: str,
+    state: Tree | None = None,
+    *,
+    timed: bool = True,
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return a run's newest intact checkpoint, which fits the records, or None, and notes about it; change nothing.
 
-    ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear. Where the run
-    does not go on, ``timed`` is False: its record of seconds may be missing.
+    ``server`` is its state before the first round, ``label`` the hash that the run's checkpoints bear, and ``state``
+    what they hold for one client, if not what the clients of this federation keep. Where the run does not go on,
+    ``timed`` is False: its record of seconds may be missing.
     """
     task = federation.task
     found, notes = load_newest(
@@ -259,7 +266,7 @@ def newest(
         experiment_hash=label,
         like=server,
         clients=federation.total_clients,
-        state=federation.clients.sample(),
+        state=federation.clients.sample() if state is None else state,
     )
     if found is None:
         return None, notes

@@ -26,6 +26,7 @@ from bespoke.errors import UserError, shown
 from bespoke.files import experiments_folder, parse_toml, read_settings
 from bespoke.models import MODELS
 from bespoke.models.settings import ModelSettings
+from bespoke.network.settings import FederationSettings
 from bespoke.registry import Registry, closest, is_path
 from bespoke.runs.federation import Evaluation
 
@@ -35,6 +36,7 @@ _TABLES = {
     "objective": ObjectiveSettings,
     "training": Training,
     "evaluation": Evaluation,
+    "federation": FederationSettings,
 }
 _KNOWN = ("seed", *_TABLES, "algorithm")
 _FEDAVG = {"name": "fedavg"}
@@ -60,6 +62,10 @@ _LATER = (  # settings that older runs lack: at their defaults not hashed
     ("data", "delimiter"),
     ("data", "size"),
     ("data", "transform"),
+    ("data", "shape"),
+    ("data", "dtype"),
+    ("data", "class_names"),
+    ("data", "targets"),
 )
 _KINDS = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
 
@@ -79,6 +85,7 @@ class Experiment:
     seed: int = 0
     algorithm_name: str = ""  # set automatically
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    federation: FederationSettings = field(default_factory=FederationSettings)
     folder: str = field(default="", compare=False)  # of the file it was read from; relative paths start there
 
     def __post_init__(self) -> None:
@@ -134,7 +141,8 @@ class Experiment:
             TRANSFORMS.import_path(parsed(step, "[data] transform")[0], "[data] transform")
 
     def tables(self) -> dict[str, Any]:
-        """Return the experiment as plain values, as in ``config.toml``."""
+        """Return the experiment as plain values, as in ``config.toml``; ``federation`` only where it says anything."""
+        own = {} if self.federation == FederationSettings() else {"federation": dataclasses.asdict(self.federation)}
         return {
             "seed": self.seed,
             "data": dataclasses.asdict(self.data),
@@ -143,6 +151,7 @@ class Experiment:
             "algorithm": {"name": self.algorithm_name, **dataclasses.asdict(self.method)},
             "training": dataclasses.asdict(self.training),
             "evaluation": dataclasses.asdict(self.evaluation),
+            **own,
         }
 
     def toml(self) -> str:
@@ -157,6 +166,7 @@ class Experiment:
         set, so that older runs keep their hash.
         """
         tables = self.tables()
+        tables.pop("federation", None)
         del tables["evaluation"], tables["training"]["rounds"], tables["objective"]
         for table, key in _LATER:
             if tables[table][key] == getattr(_TABLES[table], key):

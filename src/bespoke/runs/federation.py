@@ -154,7 +154,7 @@ class Federation:
         refused, sizes = self.bound.judge(trained.uploads.tree, answered, shared, _rows_of(own, cohort, answered))
         server, trained = self._aggregated(number, server, without(trained, refused), shared)
         accepted = [client for client in answered if client not in trained.refused]
-        self.clients.accept(accepted)
+        self.clients.accept(accepted, refused)
         self.bound.accept([client not in trained.refused for client in answered], sizes)
         note = "" if accepted else "no upload was accepted: the server's state is unchanged"
         seconds = {"train": middle - begin, "aggregate": time.perf_counter() - middle}

@@ -39,9 +39,9 @@ def taken(out: str | Path | None, resume: bool) -> Iterator[tuple[RunFolder, lis
         if processes.first():
             made = _temporary_folder() if out is None else RunFolder.create(out)
             if not made.holds_run():  # who runs there is told before anything else
-                _check(made, resume)  # so that a refused folder is left as it is, without a lock
+                check_free(made, resume)  # so that a refused folder is left as it is, without a lock
             lock = held.enter_context(contextlib.closing(FolderLock(made.path)))
-            _check(made, resume)  # again, because another run may have begun in between
+            check_free(made, resume)  # again, because another run may have begun in between
             if processes.world() > 1:
                 lock.share()
         path = processes.from_first(str(made.path) if made else None)
@@ -90,7 +90,7 @@ def is_temporary(path: Path) -> bool:
     return drawn is not None and path.parent == Path(tempfile.gettempdir()) and not (path / START).exists()
 
 
-def _check(folder: RunFolder, resume: bool) -> None:
+def check_free(folder: RunFolder, resume: bool) -> None:
     """Refuse a folder that is neither empty nor a run to resume; our lock or a first file cut short do not count."""
     if folder.holds_run():
         if not resume:

@@ -31,8 +31,9 @@ SIZES = ("train", "val", "test")
 
 def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
     """Return the description of a federation; ``start`` are the weights that it was given to start from, if any."""
-    everyone = map(pool.train.client, range(pool.total_clients))
-    counts = [_class_counts(pool.y[rows]) for rows in everyone] if pool.num_classes else None
+    everyone, elsewhere = map(pool.train.client, range(pool.total_clients)), not len(pool.x)
+    counted = pool.num_classes and not elsewhere  # clients on machines of their own keep their rows
+    counts = [_class_counts(pool.y[rows]) for rows in everyone] if counted else None
     return {
         "clients": pool.num_clients,
         "new_clients": pool.total_clients - pool.num_clients,
@@ -43,8 +44,8 @@ def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
         "classes": None if counts is None else [len(own) for own in counts],
         "num_classes": pool.num_classes,
         **({} if counts is None else {"class_counts": counts}),
-        "content": content_hashes(pool),
-        **({"start": _weights_hash(start)} if start is not None else {}),
+        "content": [""] * pool.total_clients if elsewhere else content_hashes(pool),
+        **({"start": weights_hash(start)} if start is not None else {}),
     }
 
 
@@ -54,7 +55,7 @@ def _class_counts(labels: Tensor) -> dict[str, int]:
     return {str(label): count for label, count in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
-def _weights_hash(params: Tree) -> str:
+def weights_hash(params: Tree) -> str:
     """Return a hash of a model's weights, with their names, shapes and types, in any order."""
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in sorted(tree.flatten(params).items()):

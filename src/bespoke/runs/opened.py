@@ -15,8 +15,10 @@ from bespoke.core.algorithm import Algorithm
 from bespoke.core.data import FederatedData, Rows, Transform
 from bespoke.core.inputs import InputContract
 from bespoke.core.objective import Objective
+from bespoke.data.agreed import CONTRACT
 from bespoke.data.transforms import Step
 from bespoke.errors import UserError, shown
+from bespoke.network.ledger import Ledger
 from bespoke.records import FEDERATION, START, RunFolder
 from bespoke.runs import beginnings, identity, model_files, newcomers
 from bespoke.runs.api import pick_device
@@ -129,7 +131,8 @@ def open_run(
     training, seed = experiment.training, experiment.seed
     clients = SequentialClients(experiment.method, task, params, pool, training, seed)
     federation = replace(Federation.simulated(clients, seed, experiment.evaluation), inside=None)
-    found, told = last_checkpoint(run, experiment, federation)
+    roster = Ledger(()).sample() if experiment.data.name == CONTRACT else None  # in the place of states
+    found, told = last_checkpoint(run, experiment, federation, roster)
     notes += told
     if found.round < experiment.training.rounds:
         notes.append(f"the run has done {found.round} of {experiment.training.rounds} rounds")

@@ -66,8 +66,8 @@ def _followed(bar: _Bar, statistic: str) -> Iterator[Callback]:
             started.append(event.round)
             bar.begin(event.round - 1)
         bar.show(event.round, headline_text(event, statistic) or None)
-        if event.row["refused"]:
-            bar.say(visible(f"round {event.round}: refused {event.row['refused']}"))
+        if told := left_out(event.row):
+            bar.say(visible(f"round {event.round}: {told}"))
 
     with adaptation(show=lambda text: bar.show(text=text), pause=0.0):
         yield callback
@@ -208,20 +208,27 @@ def headline_text(event: Any, statistic: str) -> str:
     return f"{named.metric} is not finite" if value is None else f"{written(named.metric, value)} ({statistic})"
 
 
+def left_out(row: dict[str, Any]) -> str:
+    """Return who was left out of a round or its evaluation, and why; "" if nobody was."""
+    missing, unheard = row.get("missing", {}), row.get("evaluated", {}).get("missing", {})
+    told = {"refused": row["refused"], "missing": missing, "not evaluated": unheard}
+    return ", ".join(f"{word} {who}" for word, who in told.items() if who)
+
+
 def _plain_lines(name: str, statistic: str) -> Callback:
     last = [0.0]
 
     def callback(event: Event) -> None:
         shown = headline_text(event, statistic)
         now = time.monotonic()
-        if not shown and event.round < event.rounds and now - last[0] < 5.0:
+        if not shown and not left_out(event.row) and event.round < event.rounds and now - last[0] < 5.0:
             return  # a line every few seconds is enough for a log
         last[0] = now
         loss = event.row["train_loss"]
         text = f"{name}: round {event.round}/{event.rounds}"
         text += f", train loss {loss:.4f}" if loss is not None else ""
         text += f", {shown}" if shown else ""
-        text += f", refused {event.row['refused']}" if event.row["refused"] else ""
+        text += f", {left_out(event.row)}" if left_out(event.row) else ""
         print(visible(text), file=sys.stderr, flush=True)
 
     return callback

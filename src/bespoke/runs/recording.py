@@ -94,10 +94,12 @@ def recorded(
 
 
 def named_first(federation: Federation, evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-    """Return the view and the metric to show first, and for every metric whether larger is better."""
+    """Return the view and the metric to show first, for every metric whether larger is better, and who is missing."""
     metrics = federation.task.objective.metrics
     higher = {name: metric.higher for name, metric in metrics.items()}
-    return {"view": evaluated[0].view, "metric": next(iter(metrics)), "higher": higher}
+    missing = {str(client): reason for client, reason in sorted(federation.clients.absent.items())}
+    named = {"view": evaluated[0].view, "metric": next(iter(metrics)), "higher": higher}
+    return named | ({"missing": missing} if missing else {})
 
 
 def client_lines(federation: Federation, round: int, evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:
@@ -175,9 +177,12 @@ def validation_curve(records: Records, metric: str) -> list[float | None]:
 
 
 def _validation(row: dict[str, Any], lines: Sequence[dict[str, Any]]) -> float | None:
-    """Return the pooled headline metric on validation rows, signed so that larger is better; None without such rows."""
+    """Return the pooled headline metric on validation rows, signed so that larger is better; None without such rows.
+
+    Rounds with other clients cannot be compared: one whose evaluation somebody missed has no value.
+    """
     shown = headline(row, lines)
-    value = shown.scores(lines, "val").pooled() if shown else None
+    value = shown.scores(lines, "val").pooled() if shown and not row.get("evaluated", {}).get("missing") else None
     return value if shown is None or value is None or shown.higher[shown.metric] else -value
 
 

@@ -105,6 +105,23 @@ def files(rng: np.random.Generator, path: str, num_classes: int, test: float) ->
     return join(clients, num_classes, test, rng, classes=None)
 
 
+def contract(
+    shape: tuple[int, ...],
+    dtype: str,
+    class_names: tuple[str, ...],
+    num_classes: int,
+    targets: int,
+    features: tuple[str, ...],
+    label: str,
+    size: int,
+) -> Examples:
+    """No rows: the form of the data that the clients of a real federation keep (shape, dtype, class_names, clients)."""
+    raise UserError(
+        '[data] name = "contract" has no rows, since those stay with the clients: start the federation with bespoke '
+        "serve, or name a data set to simulate one"
+    )
+
+
 class _Facts(NamedTuple):
     """What random rows have in common with a data set."""
 

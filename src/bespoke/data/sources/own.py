@@ -366,7 +366,7 @@ def read_rows(
     if path.is_dir():
         return _read_pictures(path, contract)
     if path.suffix == ".npz":
-        archive = Npz(path, Allowance(min(room(), plausible([path]))))
+        archive = _archive(path)
         if "x" not in archive.headers:
             raise UserError(f"{path} has no array 'x': save it with numpy.savez(path, x=...)")
         y = archive.read("y") if "y" in archive.headers else None
@@ -388,6 +388,20 @@ def picture_names(root: str | os.PathLike[str]) -> list[str]:
     root = Path(os.path.expanduser(root))
     paths = (Path(picture.where).relative_to(root).as_posix() for _, picture in folders.of_one_client(root))
     return [os.fsencode(path).decode(errors="backslashreplace") for path in paths]
+
+
+def read_test_rows(path: str | os.PathLike[str], contract: InputContract) -> tuple[np.ndarray, np.ndarray] | None:
+    """Read the test rows ``x_test`` (m, ...) and ``y_test`` (m,) of an .npz file, None where it is none or has none."""
+    path = Path(os.path.expanduser(path))
+    archive = _archive(path) if path.suffix == ".npz" else None
+    found = {name: archive.read(name) for name in ("x_test", "y_test") if name in archive.headers} if archive else {}
+    if len(found) == 1:
+        raise UserError(f"{path} has only one of x_test and y_test: give both or neither")
+    return (contract.encode(found["x_test"]), found["y_test"]) if found else None
+
+
+def _archive(path: Path) -> Npz:
+    return Npz(path, Allowance(min(room(), plausible([path]))))
 
 
 def _read_pictures(root: Path, contract: InputContract) -> tuple[np.ndarray, np.ndarray | None]:

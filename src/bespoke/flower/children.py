@@ -1,0 +1,74 @@
+"""The processes that a command starts: each ends with the one that started it, whatever ends that one."""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from bespoke.errors import UserError
+
+_LOOK, _GRACE = 0.5, 15.0  # seconds between two looks at the parent; for a process to end when it is asked to
+
+
+def end_with(parent: int) -> None:
+    """End this process soon after its parent has died."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def start(module: str, arguments: list[str], log: Path, home: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a module of this package, in a group of its own, that writes to ``log``; Flower's files lie in ``home``."""
+    command = [sys.executable, "-m", f"bespoke.flower.{module}", str(os.getpid()), *arguments]
+    environment = os.environ | {"FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"} | variables
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment, start_new_session=True
+        )
+
+
+def stop(process: subprocess.Popen[bytes] | None) -> None:
+    """End a process and all that it has started."""
+    if process is None:
+        return
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens here."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return whether a server may listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another address") from None
+            return False
+    return True

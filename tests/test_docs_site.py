@@ -1,0 +1,90 @@
+"""The documentation site builds without a warning, its links lead somewhere, and every public name is in it."""
+
+import os
+import runpy
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import bespoke
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.xdist_group("site")  # one build for all
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built in a process of its own with warnings as errors."""
+    folder = tmp_path_factory.mktemp("site")
+    words = ["--quiet", "--fail-on-warning", "--keep-going", "--nitpicky", "-c", "docs", "-d", str(folder / "trees")]
+    env = os.environ | {"PYTHONWARNINGS": "default"}
+    command = [sys.executable, "-m", "sphinx", *words, str(ROOT), str(folder / "html")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "html"
+
+
+class Page(HTMLParser):
+    """What a page links to, and the anchors that it has."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.anchors = [], set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
+        self.links += [given[key] for key in ("href", "src") if given.get(key)]
+
+
+def dead_links(folder):
+    """The links to a file or an anchor that is not there, each with its page."""
+    pages = {path.resolve(): Page(path) for path in folder.rglob("*.html")}
+    dead = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchors = pages[target].anchors if target in pages else None
+            if not target.is_file() or (
+                parts.fragment and anchors is not None and unquote(parts.fragment) not in anchors
+            ):
+                dead.append(f"{path.name}: {link}")
+    return dead
+
+
+def test_every_link_leads_somewhere(site):
+    assert len(list(site.rglob("*.html"))) > 70
+    assert dead_links(site) == []
+
+
+def test_dead_links_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<p id="x"></p><a href="b.html#y"><a href="c.html"><a href="#x"><a href="#z">')
+    (tmp_path / "b.html").write_text('<h1 id="y"></h1><a href="a.html#n"><img src="no.png"><a href="https://x.y/z">')
+    assert sorted(dead_links(tmp_path)) == ["a.html: #z", "a.html: c.html", "b.html: a.html#n", "b.html: no.png"]
+
+
+def test_every_public_name_has_an_entry(site):
+    from sphinx.util.inventory import InventoryFile
+
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    entries = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
+    public = {f"bespoke.{name}" for name in bespoke.__all__}
+    for module in (bespoke.data, bespoke.models, bespoke.report):
+        public |= {f"{module.__name__}.{name}" for name in module.__all__ if name not in bespoke.__all__}
+    assert len(public) > 90
+    assert public - entries == set()
+
+
+def test_generated_tables_are_fresh():
+    pages = runpy.run_path(str(ROOT / "docs" / "generated.py"))["pages"]()
+    assert len(pages) == 3
+    stale = [path.name for path, text in pages.items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run python docs/generated.py"
