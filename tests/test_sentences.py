@@ -7,8 +7,8 @@ from pathlib import Path
 import bespoke
 
 ROOT = Path(bespoke.__file__).parent
-# What only the command line calls: itself, tables of papers, the search for settings, tracking tools.
-SHELL = {"cli", "tables", "tuning.py", "loggers.py"}
+# What only the command line calls: itself, tables of papers, the search for settings, tracking tools, a network.
+SHELL = {"cli", "tables", "tuning.py", "loggers.py", "flower"}
 # The arguments of `load` that only the command line gives.
 ARGUMENTS = {"--algorithm", "--seed"}
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in SHELL]
