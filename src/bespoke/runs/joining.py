@@ -84,7 +84,7 @@ def _claim(folder: Path, experiment: str) -> None:
     except FileNotFoundError:
         owner = ""
     except OSError as error:
-        raise UserError(f"{folder / OWNER} cannot be read: {error.strerror}; give another --home") from None
+        raise UserError(f"{folder / OWNER} cannot be read: {error.strerror}; give another home") from None
     if owner == experiment:
         return
     if owner and any((folder / name).exists() for name in (STATES, MODEL)):  # else nothing of its work is there yet
