@@ -90,7 +90,7 @@ def _claim(folder: Path, experiment: str) -> None:
     if owner and any((folder / name).exists() for name in (STATES, MODEL)):  # else nothing of its work is there yet
         raise UserError(
             f"{folder} is the home of another experiment, {shown(owner)}, and this one is {experiment!r}: give each "
-            "experiment a --home of its own"
+            "experiment a home of its own"
         )
     write_atomic(folder / OWNER, f"{experiment}\n")
 
