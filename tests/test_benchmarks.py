@@ -340,7 +340,7 @@ def test_a_page_shows_every_try_and_which_reading_was_chosen(method):
 def test_the_preset_is_the_chosen_reading(method):
     """Where a reading is a matter of evaluation or of a view, there is a setting of the method for it."""
     name = readings.chosen(method, KEPT[method])
-    reading, preset = readings.READINGS[method][name], load(readings.CHOOSING, method)[0].method
+    reading, preset = readings.READINGS[method][name], load(readings.columns(method)[0], method)[0].method
     given = dict(text.removeprefix("algorithm.").split("=") for text in reading.trained + reading.tested)
     if (given.pop("evaluation.when", ""), reading.view) == ("local", "global"):
         given["personal"] = "w"
