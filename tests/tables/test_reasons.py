@@ -22,7 +22,7 @@ def known(id: str, reason: reasons.Reason) -> set[float]:
     for file in reason.evidence:
         if file.endswith(".json"):
             told = json.loads((ROOT.parent / file).read_text(encoding="utf-8"))
-            found |= {*told["published"].values(), *(attempt["pooled"] for attempt in told["tries"])}
+            found |= {*told.get("published", {}).values(), *(attempt["pooled"] for attempt in told.get("tries", ()))}
     name, row = "/".join(id.split("/")[:2]), id.split("/")[3]
     for entry in spec.find(name).entries:
         if entry.row.id == row:

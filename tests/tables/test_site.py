@@ -159,14 +159,22 @@ def test_evidence_may_be_several_files_and_tests(root, table):
     assert "(results/proof.json, tests/test_a.py::test_a)" in pages(root, table)["maker.md"].replace("\\_", "_")
 
 
+def test_one_reason_may_serve_several_numbers(tmp_path):
+    (tmp_path / "reasons.toml").write_text('["a/t1/b/c"]\nreason = "So."\nevidence = "x"\nalso = ["a/t1/b/d"]\n')
+    found = reasons.read(tmp_path)
+    assert list(found) == ["a/t1/b/c", "a/t1/b/d"] and found["a/t1/b/c"] == found["a/t1/b/d"]
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('["a/t1/b/c"]\nreason = "So."\n', "must have a reason and its evidence, and nothing else"),
+        ('["a/t1/b/c"]\nreason = "So."\n', "must have a reason and its evidence"),
         ('["a/t1/b/c"]\nreason = ""\nevidence = "x"\n', "'' is no text"),
         ('["a/t1/b/c"]\nreason = "So."\nevidence = []\n', "names no evidence"),
         ("a/t1 = 3\n", "is not valid TOML"),
         ('["a/t1/b/c"]\nreason = "So."\nevidence = 3\n', "3 is no text"),
+        ('["a/t1/b/c"]\nreason = "So."\nevidence = "x"\nalso = 3\n', "3 is no name of a number"),
+        ('["a/t1/b/c"]\nreason = "So."\nevidence = "x"\nalso = ["a/t1/b/c"]\n', "has a reason already"),
     ],
 )
 def test_a_file_of_reasons_that_cannot_be_one_is_refused(tmp_path, text, sentence):

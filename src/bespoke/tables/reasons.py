@@ -27,13 +27,21 @@ def read(root: Path) -> dict[str, Reason]:
     path = root / NAME
     if not path.exists():
         return {}
-    told = read_settings(path, "hold reasons")
-    return {id: _reason(values, f"{path}: [{shown(id)}]") for id, values in told.items()}
+    found: dict[str, Reason] = {}
+    for first, values in read_settings(path, "hold reasons").items():
+        where = f"{path}: [{shown(first)}]"
+        reason = _reason(values, where)
+        also = values.get("also", [])
+        for id in (first, *also) if isinstance(also, list) else (first, also):
+            if not isinstance(id, str) or id in found:
+                raise UserError(f"{where}: {shown(id)} is no name of a number, or has a reason already")
+            found[id] = reason
+    return found
 
 
 def _reason(values: object, where: str) -> Reason:
-    if not isinstance(values, dict) or values.keys() != {"reason", "evidence"}:
-        raise UserError(f"{where} must have a reason and its evidence, and nothing else")
+    if not isinstance(values, dict) or values.keys() - {"also"} != {"reason", "evidence"}:
+        raise UserError(f"{where} must have a reason and its evidence; others that it serves may stand in also")
     evidence = values["evidence"] if isinstance(values["evidence"], list) else [values["evidence"]]
     for text in (values["reason"], *evidence):
         if not isinstance(text, str) or not text.strip():
