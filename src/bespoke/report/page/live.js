@@ -37,6 +37,8 @@ function take(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html");
   const keys = () => [...document.querySelectorAll(".legend button")];
   const names = new Set(keys().filter((key) => hidden.has(Number(key.dataset.method))).map((key) => key.textContent));
+  const seen = [...document.querySelectorAll("h2, h3, table")].find((one) => one.getBoundingClientRect().bottom > 0);
+  const top = seen?.getBoundingClientRect().top;
   document.title = fresh.title;
   for (const part of ["#live", "header div", "nav", "main"])
     morph(document.querySelector(part), fresh.querySelector(part));
@@ -45,6 +47,7 @@ function take(text) {
   for (const key of keys()) if (names.has(key.textContent)) hidden.add(Number(key.dataset.method));
   press();
   document.querySelectorAll("th[aria-sort]").forEach(sort);
+  if (scrollY && seen?.isConnected) scrollBy(0, seen.getBoundingClientRect().top - top); // what is read stays in place
   for (const [place, figure] of [...drawn]) {
     if (!place.isConnected) Plotly.purge(place);
     else if (JSON.stringify(figure) === JSON.stringify(figures[place.dataset.chart])) continue;

@@ -37,7 +37,7 @@ GRACE = 20.0  # seconds for the other process to end
 _SUMMARY = "summary.json"
 _FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, _SUMMARY, "environment.json")  # of a run; they change as it goes on
 _WAITING = Page(
-    "Waiting for an evaluated round", "The tables and charts appear here once a round was evaluated.", (), (), ()
+    "Waiting for an evaluated round", "The tables and charts appear here once a round has been evaluated.", (), (), ()
 )
 _NOTHING = Page("No round was evaluated", "There is nothing to show.", (), (), ())
 _HEADERS = {
@@ -62,8 +62,8 @@ class _Stand(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As in `round 3 of 20`."""
-        return f"round {self.round}" + (f" of {self.rounds}" if self.rounds else "")
+        """As in `3 of 20 rounds`."""
+        return f"{self.round}{f' of {self.rounds}' if self.rounds else ''} rounds"
 
 
 class _Shown(NamedTuple):
@@ -149,7 +149,7 @@ def _told(runs: Sequence[RunFolder], over: bool) -> str:
         return "No run was begun." if over else "No run has begun yet."
     if len(stands) == 1:
         (only,) = stands
-        said = f"{only.name} {'has ended after' if only.ended else 'is past'} {only.words}."
+        said = f"{only.name} has {'ended after' if only.ended else 'done'} {only.words}."
     else:
         said = f"{len(stands) - len(going)} of {len(stands)} runs have ended."
         if going:
