@@ -53,6 +53,14 @@ def opened(chromium, report):
     page.close()
 
 
+def until(page, condition):
+    """Wait in Python: playwright's own way to ask again breaks the page's policy."""
+    end = time.monotonic() + 20
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
 def test_every_chart_is_drawn_without_an_error_or_a_request(opened):
     page, trouble = opened
     charts = page.locator(".chart")
@@ -106,6 +114,16 @@ def test_dark_changes_the_page_and_its_charts(opened):
     assert colours() == light
 
 
+def test_charts_have_their_width_again_after_printing(opened):
+    page, _ = opened
+    widths = "[...document.querySelectorAll('.chart .main-svg:first-child')].map((svg) => svg.getAttribute('width'))"
+    before = page.evaluate(widths)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert set(page.evaluate(widths)) == {"680"}
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    until(page, f"{widths}.join() === '{','.join(before)}'")
+
+
 def test_a_method_is_hidden_everywhere(opened):
     page, _ = opened
     lines = page.locator("#curves .chart").first.locator(".scatterlayer .trace")
@@ -129,7 +147,9 @@ def test_a_phone_needs_no_sideways_scrolling(chromium, report):
 
 
 def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, monkeypatch):
+    taken = threading.Event()
     monkeypatch.setattr(live, "REST", 0.0)
+    monkeypatch.setattr(live, "SILENT", 30.0)
     sources = [written(tmp_path / "sources" / m, m, shift=s) for m, s in (("local", 0), ("fedavg", 2), ("ditto", -1))]
     runs = [begun(source, tmp_path / "runs" / source.path.name) for source in sources[:2]]
     page = chromium.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
@@ -141,16 +161,10 @@ def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, m
         texts = page.locator("#comparison tbody td:nth-child(2)").all_inner_texts()
         return [float(text.split()[0]) for text in texts]
 
-    def until(condition):
-        end = time.monotonic() + 20
-        while not page.evaluate(condition):  # playwright's own way to wait breaks the page's policy
-            assert time.monotonic() < end, condition
-            page.wait_for_timeout(20)
-
     def rounds_drawn(number):
         drawn = f"document.querySelector('#curves .chart')?.data?.every((trace) => trace.x.length === {number})"
         page.evaluate("follow()")  # sooner than after a second
-        until(f"{drawn} && document.documentElement.dataset.drawn === 'all'")
+        until(page, f"{drawn} && document.documentElement.dataset.drawn === 'all'")
 
     with live.Server(live.listen(0), live.Followed([tmp_path / "runs"])) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -168,7 +182,9 @@ def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, m
         chart = page.locator("#partition .chart")
         bar = chart.locator(".point").first.bounding_box()
         page.mouse.move(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2, steps=3)
-        until("document.querySelector('#partition .hoverlayer').textContent.startsWith('fay')")  # who has the most rows
+        until(
+            page, "document.querySelector('#partition .hoverlayer').textContent.startsWith('fay')"
+        )  # who has the most rows
         first, place = heights(), chart.bounding_box()
         assert 56 <= page.locator("#partition h2").bounding_box()["y"] < 200  # below the line at the top
         new = begun(sources[2], tmp_path / "runs" / "ditto")  # a new method comes first, in the order of the folders
@@ -185,8 +201,10 @@ def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, m
         assert page.locator("#curves .chart").first.locator(".scatterlayer .trace").count() == 2
         assert chart.locator(".hoverlayer").text_content() == "fay65 train rows of 75"
         assert page.locator("#live").inner_text().startswith("live 0 of 3 runs have ended. Going on: ditto (2 of 4")
-        server.end()
+        monkeypatch.setattr(live.time, "sleep", taken.wait)  # until the page has the last state
+        threading.Thread(target=server.end, daemon=True).start()
         page.wait_for_selector("#live.over")
+        taken.set()
     assert page.locator("#live").inner_text().startswith("ended 3 of 3 runs have ended.")
     assert trouble == []
     page.close()

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 from page_runs import HOSTILE, begun, step, written
@@ -18,6 +19,7 @@ from small_runs import assert_same_result, command, write
 from bespoke.cli.live import with_ports
 from bespoke.report.page import live, page_of
 from bespoke.report.page.parts import Live, Page
+from bespoke.runs import api
 
 
 @contextmanager
@@ -223,6 +225,7 @@ def test_a_page_that_takes_long_is_made_seldom(made, tmp_path, monkeypatch):
 
 
 def test_the_port_may_be_left_out():
+    assert with_ports([]) == []
     assert with_ports(["run", "--live", "x"]) == ["run", "--live=usual", "x"]
     assert with_ports(["run", "x", "--live"]) == ["run", "x", "--live=usual"]
     assert with_ports(["run", "--live", "80", "--watch=9"]) == ["run", "--live", "80", "--watch=9"]
@@ -248,39 +251,43 @@ def test_mistakes(made, tmp_path):
     assert "writes no file" in command("report", made.path, "--watch", "-o", "page.html").sentence
 
 
-def test_a_run_is_the_same_with_a_page_beside_it_which_ends_with_it(tmp_path):
+def test_a_run_is_the_same_with_a_page_beside_it_which_ends_with_it(tmp_path, monkeypatch):
     path = write(tmp_path / "small.toml", training={"rounds": 2})
     with live.listen(0) as free:
         port = free.getsockname()[1]
-    found = []
+    url, carry_out, found = f"http://127.0.0.1:{port}/", api.run, []
 
-    def look():
-        while not found:
-            with suppress(OSError):
-                found.append(ask(f"http://127.0.0.1:{port}/"))
+    def looked_at(*arguments, **options):
+        found.append(ask(url)[2])
+        done, end = carry_out(*arguments, **options), time.monotonic() + 20
+        while "has ended after 2 of 2 rounds" not in found[-1] and time.monotonic() < end:  # it rests after a page
+            found.append(ask(url)[2])
+        return done
 
-    looker = threading.Thread(target=look)
-    looker.start()
-    done = command("run", path, "--out", tmp_path / "live", "--live", port)
-    looker.join()
-    assert done.code == 0 and done.err.splitlines()[0] == f"live: http://127.0.0.1:{port}/", done.err
-    assert found[0][0] == 200 and 'id="live"' in found[0][2]
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "run", looked_at)
+        done = command("run", path, "--out", tmp_path / "live", "--live", port)
+    assert done.code == 0 and done.err.splitlines()[0] == f"live: {url}", done.err
+    assert "<title>Waiting for an evaluated round</title>" in found[0]
+    assert "<title>Report of fedavg</title>" in found[-1] and "live has ended after 2 of 2 rounds" in found[-1]
     live.listen(port).close()  # nobody is there any more
     assert command("run", path, "--out", tmp_path / "plain").code == 0
     assert_same_result(tmp_path / "live", tmp_path / "plain")
 
 
 def test_a_page_that_asked_a_moment_ago_is_sent_the_end(made, tmp_path, monkeypatch):
-    run = begun(made, tmp_path / "run")
+    run, taken = begun(made, tmp_path / "run"), threading.Event()
     step(made, run, 1)
-    monkeypatch.setattr(live, "SILENT", 0.3)
+    monkeypatch.setattr(live, "SILENT", 30.0)
+    monkeypatch.setattr(live.time, "sleep", taken.wait)  # until the page has the last state
     with served(live.Followed([run.path])) as server, ThreadPoolExecutor(1) as pool:
         assert 'class="over"' not in ask(server.url, "/update")[2]
         ending = pool.submit(server.end)
-        texts = [ask(server.url, "/update")[2]]
-        while 'class="over"' not in texts[-1]:
-            texts.append(ask(server.url, "/update")[2])
-        assert "has ended after 1 of 4 rounds" in texts[-1] and not ending.done()
+        while 'class="over"' not in (text := ask(server.url, "/update")[2]):
+            assert not ending.done()
+        assert "has ended after 1 of 4 rounds" in text and not ending.done()
+        taken.set()
+        ending.result()
 
 
 def test_watch_ends_at_once_with_ctrl_c(made):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +26,8 @@ Watch = Annotated[
 
 def with_ports(words: list[str]) -> list[str]:
     """Rewrite ``--live`` and ``--watch`` that no number follows, since the parser expects one."""
-    after = [*words[1:], ""]
-    return [f"{a}={USUAL}" if a in OPTIONS and not b.isdecimal() else a for a, b in zip(words, after, strict=True)]
+    pairs = zip_longest(words, words[1:], fillvalue="")
+    return [f"{word}={USUAL}" if word in OPTIONS and not after.isdecimal() else word for word, after in pairs]
 
 
 def show_beside(live: str | None, folders: Sequence[Path]) -> None:

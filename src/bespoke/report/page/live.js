@@ -70,8 +70,8 @@ async function follow() {
   const live = document.getElementById("live");
   if (failed > 2) {
     live.className = "over";
-    live.querySelector("b").textContent = "ended";
-    live.querySelector("bdi").textContent += " Whatever served this page has ended: it is no longer updated.";
+    live.querySelector("b").textContent = "offline";
+    live.querySelector("bdi").prepend("No longer updated, since whatever served this page has ended. The last state: ");
   } else if (!live.classList.contains("over")) setTimeout(follow, PAUSE);
 }
 

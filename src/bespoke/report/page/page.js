@@ -125,7 +125,7 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => {
   show(before);
-  for (const place of places()) draw(place);
+  for (const place of places()) draw(place).then(() => Plotly.Plots.resize(place)); // plotly keeps the print's width
 });
 
 let begun = 0;
