@@ -1,6 +1,7 @@
 """Run folders written by hand, for the tests of report pages: any names, any size, no training."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,3 +58,17 @@ def written(
     phases = {"train": 0.5, "aggregate": 0.25, "evaluate": 1.0, "checkpoint": 0.0}
     run.append(TIMING, [{"round": number, **phases} for number in range(1, rounds + 1)])
     return run
+
+
+def begun(source: RunFolder, folder: Path) -> RunFolder:
+    """A run with the settings and clients of another one that has done no round yet."""
+    folder.mkdir(parents=True)
+    for name in ("config.toml", "federation.json", "environment.json"):
+        shutil.copy(source.path / name, folder)
+    return RunFolder(folder)
+
+
+def step(source: RunFolder, run: RunFolder, number: int) -> None:
+    """Let a run do the round of another one."""
+    for name, rows in ((ROUNDS, source.rounds()), (CLIENTS, source.clients()), (TIMING, source.timing())):
+        run.append(name, [row for row in rows if row["round"] == number])

@@ -1,13 +1,18 @@
 """``keys``, ``serve`` and ``join``: what is refused before anything is started."""
 
 import stat
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from page_runs import written
 from small_runs import command
+
+from bespoke import UserError
+from bespoke.report.page.live import listen
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federation.toml"
 
@@ -50,6 +55,28 @@ def test_what_serve_needs(tmp_path, monkeypatch):
     assert found.code == 2 and "is no public key: give the line that bespoke keys prints" in found.err
     found = command("serve", EXAMPLE, "--address", "nowhere")
     assert found.code == 2 and "write HOST:PORT" in found.err
+
+
+def test_serve_shows_its_run_live(tmp_path, monkeypatch):
+    """The page is there while the server runs, and follows OUT/run."""
+    from bespoke.flower import server
+
+    seen = []
+
+    def serve(experiment, folder, *args, **settings):
+        made = written(folder / "run")
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/update", timeout=20).read().decode()
+        seen.append("run has ended after 4 of 4 rounds" in page)
+        raise UserError(f"{made.path} is enough")
+
+    with listen(0) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr("bespoke.cli.federation._end_on_terminate", lambda: None)
+    found = command("serve", EXAMPLE, "--insecure", "--out", tmp_path, "--live", port)
+    assert "is enough" in found.sentence and found.err.startswith(f"live: http://127.0.0.1:{port}/\n")
+    assert seen == [True]
+    listen(port).close()
 
 
 def test_what_join_needs(tmp_path):

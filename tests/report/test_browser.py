@@ -1,11 +1,13 @@
 """A report in a real browser: Chromium without a screen, driven by playwright; skipped where either is missing."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from page_runs import HOSTILE, written
+from page_runs import HOSTILE, begun, step, written
 
-from bespoke.report.page import page_of, pdf, write
+from bespoke.report.page import live, page_of, pdf, write
 from bespoke.report.page.render import browser
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -49,6 +51,14 @@ def opened(chromium, report):
     page.wait_for_selector("html[data-drawn=all]")
     yield page, trouble
     page.close()
+
+
+def until(page, condition):
+    """Wait in Python: playwright's own way to ask again breaks the page's policy."""
+    end = time.monotonic() + 20
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
 
 
 def test_every_chart_is_drawn_without_an_error_or_a_request(opened):
@@ -104,6 +114,16 @@ def test_dark_changes_the_page_and_its_charts(opened):
     assert colours() == light
 
 
+def test_charts_have_their_width_again_after_printing(opened):
+    page, _ = opened
+    widths = "[...document.querySelectorAll('.chart .main-svg:first-child')].map((svg) => svg.getAttribute('width'))"
+    before = page.evaluate(widths)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert set(page.evaluate(widths)) == {"680"}
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    until(page, f"{widths}.join() === '{','.join(before)}'")
+
+
 def test_a_method_is_hidden_everywhere(opened):
     page, _ = opened
     lines = page.locator("#curves .chart").first.locator(".scatterlayer .trace")
@@ -123,6 +143,70 @@ def test_a_phone_needs_no_sideways_scrolling(chromium, report):
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     widest = page.evaluate("Math.max(...[...document.querySelectorAll('.chart svg')].map(s => s.clientWidth))")
     assert widest <= 360
+    page.close()
+
+
+def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, monkeypatch):
+    taken = threading.Event()
+    monkeypatch.setattr(live, "REST", 0.0)
+    monkeypatch.setattr(live, "SILENT", 30.0)
+    sources = [written(tmp_path / "sources" / m, m, shift=s) for m, s in (("local", 0), ("fedavg", 2), ("ditto", -1))]
+    runs = [begun(source, tmp_path / "runs" / source.path.name) for source in sources[:2]]
+    page = chromium.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(message.text))
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+
+    def heights():
+        texts = page.locator("#comparison tbody td:nth-child(2)").all_inner_texts()
+        return [float(text.split()[0]) for text in texts]
+
+    def rounds_drawn(number):
+        drawn = f"document.querySelector('#curves .chart')?.data?.every((trace) => trace.x.length === {number})"
+        page.evaluate("follow()")  # sooner than after a second
+        until(page, f"{drawn} && document.documentElement.dataset.drawn === 'all'")
+
+    with live.Server(live.listen(0), live.Followed([tmp_path / "runs"])) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        page.goto(server.url)
+        assert page.title() == "Waiting for an evaluated round"
+        for source, run in zip(sources, runs, strict=False):
+            step(source, run, 1)
+        rounds_drawn(1)
+        assert page.title() == "Report of 2 runs"
+        page.locator("#comparison thead button").nth(1).click()
+        page.locator("#theme").click()
+        page.locator("#setup summary").first.click()
+        page.locator("#curves .legend button", has_text="local").click()
+        page.locator("nav a", has_text="Partition").click()
+        chart = page.locator("#partition .chart")
+        bar = chart.locator(".point").first.bounding_box()
+        page.mouse.move(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2, steps=3)
+        until(
+            page, "document.querySelector('#partition .hoverlayer').textContent.startsWith('fay')"
+        )  # who has the most rows
+        first, place = heights(), chart.bounding_box()
+        assert 56 <= page.locator("#partition h2").bounding_box()["y"] < 200  # below the line at the top
+        new = begun(sources[2], tmp_path / "runs" / "ditto")  # a new method comes first, in the order of the folders
+        step(sources[2], new, 1)
+        for source, run in zip(sources, [*runs, new], strict=True):
+            step(source, run, 2)
+        rounds_drawn(2)
+        assert len(heights()) == 3 and heights() == sorted(heights()) != first
+        assert chart.bounding_box() == pytest.approx(place, abs=1)  # although there is more above it
+        assert page.locator("#comparison th[aria-sort=ascending]").inner_text().startswith("mean")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert page.locator("#theme").inner_text() == "Light" and page.locator("#setup details[open]").count() == 1
+        assert page.locator("#curves .legend [aria-pressed=false]").all_inner_texts() == ["local"]
+        assert page.locator("#curves .chart").first.locator(".scatterlayer .trace").count() == 2
+        assert chart.locator(".hoverlayer").text_content() == "fay65 train rows of 75"
+        assert page.locator("#live").inner_text().startswith("live 0 of 3 runs have ended. Going on: ditto (2 of 4")
+        monkeypatch.setattr(live.time, "sleep", taken.wait)  # until the page has the last state
+        threading.Thread(target=server.end, daemon=True).start()
+        page.wait_for_selector("#live.over")
+        taken.set()
+    assert page.locator("#live").inner_text().startswith("ended 3 of 3 runs have ended.")
+    assert trouble == []
     page.close()
 
 

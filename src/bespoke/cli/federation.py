@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bespoke.cli.live import Live, show_beside
 from bespoke.errors import UserError, visible
 
 app = typer.Typer(help="Look at a federation that runs.", no_args_is_help=True)
@@ -49,6 +50,7 @@ def serve(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the clients at the start.")] = 600.0,
+    live: Live = None,
     insecure: Insecure = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
 ) -> None:
@@ -77,6 +79,7 @@ def serve(
             raise UserError("no client's key is known: give --register with the clients' public keys")
     _end_on_terminate()
     _one_thread()
+    show_beside(live, [folder / "run"])
     with _told_when_stopped(f"stopped: all whole rounds are in {folder}; go on with --resume"):
         done = server.serve(
             loaded,

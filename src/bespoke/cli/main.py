@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,6 +16,7 @@ import typer
 
 from bespoke._version import __version__
 from bespoke.cli import data, doctor, evaluate, federation, listing, new, personal, tables, tune
+from bespoke.cli.live import Live, Watch, show_beside, watch, with_ports
 from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 from bespoke.machine import MOST_PROCESSES
@@ -54,7 +56,7 @@ def main() -> None:
     """
     try:
         with _one_voice():
-            code = app(_spread(sys.argv[1:]), standalone_mode=False)
+            code = app(with_ports(_spread(sys.argv[1:])), standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -210,6 +212,7 @@ def run(
     log: Annotated[
         list[str] | None, typer.Option(help="Also send the numbers to tensorboard, wandb or mlflow; may be repeated.")
     ] = None,
+    live: Live = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -228,6 +231,8 @@ def run(
     results = []
     wanted: list[int | None] = [*dict.fromkeys(seeds)] if seeds else [seed]
     read = [load(experiment, algorithm, set_ or [], number) for number in wanted]  # a mistake is told before any run
+    if peers.first():
+        show_beside(live, [_folder(experiment, loaded, out, bool(seeds)) for loaded, _ in read])
     for number, (loaded, source) in zip(wanted, read, strict=True):
         folder = _folder(experiment, loaded, out, bool(seeds))
         if resume and not RunFolder(folder).holds_run() and not (folder.is_dir() and any(folder.iterdir())):
@@ -338,20 +343,29 @@ def compare(
 @app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page, .html.")] = Path("report.html"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page, .html; default: report.html.")
+    ] = None,
     pdf: Annotated[Path | None, typer.Option(help="Also print the page to this file, through a browser.")] = None,
     baseline: Annotated[str | None, typer.Option(help="As for compare.")] = None,
     select: Annotated[str | None, typer.Option(help="As for compare.")] = None,
     view: Annotated[str | None, typer.Option(help="As for compare.")] = None,
     group: Annotated[str, typer.Option(help="As for compare.")] = "all",
     metric: Annotated[str | None, typer.Option(help="As for compare.")] = None,
+    watched: Watch = None,
 ) -> None:
     """Write a page with the tables and charts of runs: one file for any browser, which needs no network."""
     from bespoke.report import page
     from bespoke.report.page.render import check_paths
 
+    made = partial(page.page_of, baseline=baseline, select=select, view=view, group=group, metric=metric)
+    if watched is not None:
+        if output or pdf:
+            raise UserError("--watch serves the page and writes no file: leave --output and --pdf out")
+        return watch(watched, folders, made)
+    output = output or Path("report.html")
     check_paths(output, pdf)  # before anything is read
-    page.write(page.page_of(folders, baseline, select, view, group, metric), output)
+    page.write(made(folders), output)
     print(visible(f"report: {output}"))
     if pdf is not None:
         print(visible(f"printed: {page.pdf(output, pdf)}"))

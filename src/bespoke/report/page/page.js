@@ -1,8 +1,8 @@
 "use strict";
 const root = document.documentElement;
-const figures = JSON.parse(document.getElementById("figures").textContent);
-const places = [...document.querySelectorAll(".chart")];
-const drawn = new Set();
+let figures = JSON.parse(document.getElementById("figures").textContent);
+const places = () => [...document.querySelectorAll(".chart")];
+const drawn = new Map(); // place -> the figure that is there
 const hidden = new Set();
 let theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 
@@ -50,12 +50,18 @@ const config = {
 
 function draw(place, width) {
   const figure = figures[place.dataset.chart];
-  drawn.add(place);
-  return Plotly.react(place, figure.data.map((trace) => dressed(trace, width || place.clientWidth)), layout(figure, width), config);
+  const title = place.closest("figure").querySelector("h3").textContent;
+  drawn.set(place, figure);
+  return Plotly.react(
+    place,
+    figure.data.map((trace) => dressed(trace, width || place.clientWidth)),
+    { ...layout(figure, width), uirevision: title }, // a chart that is drawn again stays zoomed as it was
+    config,
+  );
 }
 
 function redraw(width) {
-  for (const place of drawn) draw(place, width);
+  for (const place of drawn.keys()) draw(place, width);
 }
 
 function show(wanted) {
@@ -64,19 +70,16 @@ function show(wanted) {
   document.getElementById("theme").textContent = theme === "dark" ? "Light" : "Dark";
 }
 
-document.getElementById("theme").addEventListener("click", () => {
-  show(theme === "dark" ? "light" : "dark");
+function toggle(key) {
+  const method = Number(key.dataset.method);
+  hidden.has(method) ? hidden.delete(method) : hidden.add(method);
+  press();
   redraw();
-});
+}
 
-for (const key of document.querySelectorAll(".legend button")) {
-  key.addEventListener("click", () => {
-    const method = Number(key.dataset.method);
-    hidden.has(method) ? hidden.delete(method) : hidden.add(method);
-    for (const other of document.querySelectorAll(`.legend button[data-method="${method}"]`))
-      other.setAttribute("aria-pressed", String(!hidden.has(method)));
-    redraw();
-  });
+function press() {
+  for (const key of document.querySelectorAll(".legend button"))
+    key.setAttribute("aria-pressed", String(!hidden.has(Number(key.dataset.method))));
 }
 
 function order(a, b) {
@@ -88,33 +91,52 @@ function order(a, b) {
   return x.localeCompare(y);
 }
 
-for (const table of document.querySelectorAll("table")) {
-  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
-  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-    const down = head.getAttribute("aria-sort") === "ascending";
-    heads.forEach((other) => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const missing = (row) => row.cells[column].textContent === "-";
-    const rows = [...body.rows].sort((a, b) => missing(a) - missing(b) ||
-      (down ? -1 : 1) * order(a.cells[column], b.cells[column]));
-    body.append(...rows);
-  }));
+function turn(head) {
+  const down = head.getAttribute("aria-sort") === "ascending";
+  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  sort(head);
 }
+
+function sort(head) {
+  const body = head.closest("table").tBodies[0], column = head.cellIndex;
+  const way = head.getAttribute("aria-sort") === "descending" ? -1 : 1;
+  const missing = (row) => row.cells[column].textContent === "-";
+  const rows = [...body.rows].sort((a, b) => missing(a) - missing(b) || way * order(a.cells[column], b.cells[column]));
+  body.append(...rows);
+}
+
+document.addEventListener("click", ({ target }) => { // for elements that come later too
+  const key = target.closest("button");
+  if (!key) return;
+  if (key.id === "theme") {
+    show(theme === "dark" ? "light" : "dark");
+    redraw();
+  } else if (key.closest(".legend")) toggle(key);
+  else if (key.closest("thead")) turn(key.closest("th"));
+});
 
 const PRINTED = 680; // pixels of a printed page's width
 let before = theme;
 addEventListener("beforeprint", () => {
   before = theme;
   show("light");
-  for (const place of places) draw(place, PRINTED);
+  for (const place of places()) draw(place, PRINTED);
 });
 addEventListener("afterprint", () => {
   show(before);
-  for (const place of places) draw(place);
+  for (const place of places()) draw(place).then(() => Plotly.Plots.resize(place)); // plotly keeps the print's width
 });
 
+let begun = 0;
+function drawAll() { // one after another, so that the first is there at once
+  const own = ++begun, all = places();
+  (function next(i) {
+    if (own !== begun) return; // there is something newer to draw
+    if (i < all.length) Promise.resolve(drawn.has(all[i]) || draw(all[i])).then(() => setTimeout(next, 0, i + 1));
+    else root.dataset.drawn = "all";
+  })(0);
+}
+
 show(theme);
-(function next(i) { // one after another, so that the first is there at once
-  if (i < places.length) Promise.resolve(drawn.has(places[i]) || draw(places[i])).then(() => setTimeout(next, 0, i + 1));
-  else root.dataset.drawn = "all";
-})(0);
+drawAll();

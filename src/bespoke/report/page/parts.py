@@ -72,6 +72,14 @@ class Page:
     sections: tuple[Section, ...]
 
 
+@dataclass(frozen=True)
+class Live:
+    """What a page that follows runs says of them; `over` if it will not change any more."""
+
+    text: str
+    over: bool = False
+
+
 def short(text: str, longest: int = LONGEST) -> str:
     """Return a name for the page: control characters become escapes, and of a long one the beginning is shown."""
     text = visible(text)

@@ -15,7 +15,7 @@ from typing import Any
 
 from bespoke.errors import UserError, reason
 from bespoke.files import write_atomic
-from bespoke.report.page.parts import Page, short
+from bespoke.report.page.parts import Live, Page, short
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 FLAGS = (  # of a browser that prints one page and asks nothing of a network
@@ -32,18 +32,24 @@ FLAGS = (  # of a browser that prints one page and asks nothing of a network
 SECONDS = 120  # that a browser may take to print
 
 
-def html(page: Page) -> str:
-    """Return the page as the text of an HTML file that asks nothing of a network."""
+def html(page: Page, live: Live | None = None, bare: bool = False) -> str:
+    """Return the page as the text of an HTML file that asks nothing of a network.
+
+    One that is `live` asks whoever serves it for what is new: the same page again, but `bare`, without its scripts.
+    """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    plotly = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    script = _own("page.js")
+    plotly = script = ""
+    if not bare:
+        plotly = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+        script = _own("page.js") + (_own("live.js") if live else "")
     figures = [chart.figure for section in page.sections for chart in section.charts]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["short"] = short
     return environment.from_string(_own("page.html")).render(
         page=page,
+        live=live,
         style=Markup(_own("page.css")),
         plotly=Markup(plotly),
         script=Markup(script),
