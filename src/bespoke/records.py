@@ -145,6 +145,13 @@ def _is_client(value: Any) -> bool:
     return is_text(value) or is_count(value)
 
 
+def _are_clients(value: Any) -> bool:
+    """Return whether a value is a list of clients' ids; numbers, of which records have many, are checked at once."""
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
+        return is_list_of(_is_client)(value)
+    return 0 <= min(value) and is_count(max(value))
+
+
 def _is_pair(total: Any, weight: Any) -> bool:
     """Return whether two values are JSON numbers or null, and the weight is not negative."""
     return _is_number(total) and _is_number(weight) and (weight is None or weight >= 0)
@@ -174,7 +181,7 @@ def _is_headline(value: Any) -> bool:
 _SOUND: dict[str, dict[str, Sound]] = {  # what the values of a column look like
     ROUNDS: {
         "round": is_count,
-        "cohort": is_list_of(_is_client),
+        "cohort": _are_clients,
         "refused": is_table_of(is_text),
         "train_loss": _is_number,
         "bytes_down": is_count,

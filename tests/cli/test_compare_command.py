@@ -53,6 +53,25 @@ def test_charts_of_clients_and_of_rounds():
     )
 
 
+def test_curves():
+    done = command("curves", RUNS, "-o", "rounds.pdf", "--metric", "loss")
+    assert (done.out, done.err, done.code) == ("curves: rounds.pdf\n", "", 0)
+    assert Path("rounds.pdf").read_bytes().startswith(b"%PDF")
+    assert command("curves", RUNS / "fedavg").out == "curves: curves.png\n"
+    refused = command("curves", RUNS, "-o", "rounds.jpeg").sentence
+    assert refused == "cannot draw rounds.jpeg: the name of a chart must end in .png, .svg or .pdf"
+    refused = command("curves", "missing").sentence
+    assert refused == "there is no folder missing; give run folders or folders that contain them"
+    assert command("curves", RUNS, "--group", "nobody").sentence.startswith(
+        "there is no group 'nobody'; use one of all"
+    )
+    shutil.copytree(RUNS / "fedavg", "begun")
+    for name in ("clients.jsonl", "rounds.jsonl", "timing.jsonl"):
+        Path("begun", name).write_text("")
+    refused = command("curves", "begun").sentence
+    assert refused.startswith("begun is left out: it holds no evaluation; finish it with --resume")
+
+
 def test_conditions(tmp_path):
     for method in ("fedavg", "fedrod"):
         shutil.copytree(RUNS / method, tmp_path / "runs" / method)

@@ -165,7 +165,7 @@ def test_json_is_all_that_is_printed(path):
 def test_the_folder_has_a_name_of_its_own(path):
     ok("run", path, "--algorithm", "ditto", "--seed", 4)
     assert RunFolder("runs/small-ditto-seed4").holds_run()
-    ok("run", "demo", "--set", "model.name=linear", "--set", "training.rounds=1")
+    ok("run", "demo", "--set", "model.name=linear", "--set", "model.norm=none", "--set", "training.rounds=1")
     assert RunFolder("runs/demo-fedavg-seed0").holds_run()
 
 

@@ -1,9 +1,11 @@
 import io
 import json
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from scipy import stats
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import CLIENTS, FEDERATION, ROUNDS, TIMING, RunFolder
-from bespoke.report import charts, client_chart, compare, curves, find_runs, summarise
+from bespoke.report import charts, client_chart, compare, curves, find_runs, page, summarise
+from bespoke.report.page.figures import DASHES, HUES
 from bespoke.report.summary import Evaluations, headline, pick, population, sentence
 from bespoke.report.table import Difference, human_bytes
 
@@ -771,14 +774,11 @@ def test_no_number_is_cut_on_a_terminal_however_many_conditions_there_are(tmp_pa
 # --- charts ------------------------------------------------------------------------------------------------
 
 
-def test_charts_are_written_as_png_and_svg(tmp_path):
+def test_charts_are_written_as_png_svg_and_pdf(tmp_path):
     comparison = compare([demo(tmp_path / "runs")])
-    for suffix in ("png", "svg"):
-        drawn = client_chart(comparison, tmp_path / f"chart.{suffix}")
-        curve = curves([tmp_path / "runs"], tmp_path / f"curve.{suffix}")
-        for path in (drawn, curve):
-            first = path.read_bytes()
-            assert first.startswith(b"\x89PNG") if suffix == "png" else ElementTree.fromstring(first) is not None
+    for suffix, begins in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+        assert client_chart(comparison, tmp_path / f"chart.{suffix}").read_bytes().startswith(begins)
+        assert curves([tmp_path / "runs"], tmp_path / f"curve.{suffix}").read_bytes().startswith(begins)
     again = client_chart(comparison, tmp_path / "again.svg")
     assert again.read_bytes() == (tmp_path / "chart.svg").read_bytes()
     shown = (tmp_path / "chart.svg").read_text()
@@ -790,7 +790,7 @@ def test_charts_are_written_as_png_and_svg(tmp_path):
     assert dots == [40, 40, 40]  # 20 clients in 2 seeds
 
 
-@pytest.mark.parametrize(("methods", "metric"), [(1, "accuracy"), (2, "accuracy"), (6, "loss"), (12, "accuracy")])
+@pytest.mark.parametrize(("methods", "metric"), [(1, "accuracy"), (2, "accuracy"), (6, "loss"), (16, "accuracy")])
 def test_charts_of_a_sweep_show_every_word(tmp_path, monkeypatch, methods, metric):
     for i in range(methods):
         settings = f"mu = {i}.25\nregularisation_of_the_head = {i}\n[training]\nlr = 0.{i}\nbatch = {i}"
@@ -819,27 +819,59 @@ def test_charts_of_a_sweep_show_every_word(tmp_path, monkeypatch, methods, metri
         assert all(box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
         words = [" ".join(text.get_text().split()) for text in texts]
         assert set(labels) <= set(words)
-        tall = [box for text, box in zip(words, boxes, strict=True) if text in labels]
-        assert all(above.y0 > below.y1 for above, below in pairwise(tall))
-        assert axes.get_window_extent(renderer).width > 0.4 * figure.bbox.width
+        named = [box for text, box in zip(words, boxes, strict=True) if text in labels]
+        assert len(named) == methods and not any(a.overlaps(b) for a, b in combinations(named, 2))
+        inside = axes.get_window_extent(renderer)
+        assert not any(inside.overlaps(box) for box in named)
+        assert inside.width > 0.4 * figure.bbox.width and inside.height > 60
 
 
 def test_curves_are_the_means_of_each_round(tmp_path):
     fake_run(tmp_path / "a", {1: [(0, 1, 2), (1, 1, 4)], 3: [(0, 2, 2), (1, 0, 4)]}, seed=0)
     fake_run(tmp_path / "b", {1: [(0, 0, 2), (1, 0, 4)], 2: [(0, 2, 2)], 3: [(0, 2, 2), (1, 4, 4)]}, seed=1)
-    metric, found = charts.curve_values(tmp_path)
+    metric, higher, found = charts.curve_values(tmp_path)
     rounds, values = found["fedavg"]
-    assert (metric, rounds, values.tolist()) == ("accuracy", [1, 3], [[0.375, 0.5], [0.0, 1.0]])
-    metric, found = charts.curve_values(tmp_path / "a", metric="loss")
-    assert (metric, found["fedavg"][1].tolist()) == ("loss", [[0.375, 0.375]])
+    assert (metric, higher, rounds, values.tolist()) == ("accuracy", True, [1, 3], [[0.375, 0.5], [0.0, 1.0]])
+    metric, higher, found = charts.curve_values(tmp_path / "a", metric="loss")
+    assert (metric, higher, found["fedavg"][1].tolist()) == ("loss", False, [[0.375, 0.375]])
 
 
-def test_charts_of_one_client_and_of_odd_names(tmp_path):
-    fake_run(tmp_path / "a", {1: [(0, 0, 2)], 2: [(0, 0, 2)]}, "my $_^$ (a_b)")
+@pytest.mark.parametrize("name", ["my $_^$ (a_b)", "\u4e2d\u6587", "\u202eright to left", "n" * 10_000], ids=range(4))
+def test_charts_of_one_client_and_of_odd_names(tmp_path, name):
+    fake_run(tmp_path / "a", {1: [(0, 0, 2)], 2: [(0, 0, 2)]}, name)
     client_chart(compare([tmp_path / "a"]), tmp_path / "a.png")
     curves([tmp_path / "a"], tmp_path / "b.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000
-    assert (tmp_path / "b.png").stat().st_size > 1000
+    assert 1000 < (tmp_path / "a.png").stat().st_size < 100_000
+    assert 1000 < (tmp_path / "b.png").stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(("metric", "first"), [("accuracy", "good"), ("loss", "bad")])
+def test_the_best_method_comes_first(tmp_path, monkeypatch, metric, first):
+    for name, value in (("bad", 1), ("good", 8), ("fair", 4)):  # as an accuracy; as a loss the other way round
+        fake_run(tmp_path / name, {n: scored({metric: [value, 10]}) for n in (1, 2)}, name, headline={"metric": metric})
+    drawn = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: drawn.append(figure))
+    client_chart(compare(tmp_path, metric=metric), tmp_path / "a.png")
+    curves(tmp_path, tmp_path / "b.png", metric=metric)
+    rows = [tick.get_text() for tick in drawn[0].axes[0].get_yticklabels()]
+    named = [text.get_text() for text in drawn[1].axes[0].get_legend().get_texts()]
+    assert rows == named and rows[0] == first and rows[1] == "fair"
+
+
+def test_many_lines_differ_in_more_than_their_colour(tmp_path, monkeypatch):
+    for i in range(30):  # more than seven colours in four dashes
+        fake_run(tmp_path / str(i), {n: [(0, (i + n) % 9, 10)] for n in (1, 2)}, f"method_{i}")
+    drawn = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: drawn.append(figure))
+    curves(tmp_path, tmp_path / "b.png")
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in drawn[0].axes[0].lines]
+    assert len(set(looks)) == 30
+
+
+def test_charts_and_pages_have_the_same_colours():
+    style = (Path(page.__file__).parent / "page.css").read_text()
+    assert tuple(re.findall(r"--c\d: (#\w+)", style)[: len(charts.COLOURS)]) == charts.COLOURS
+    assert len(charts.COLOURS) == HUES and len(charts.DASHES) == len(DASHES)
 
 
 def test_charts_that_cannot_be_drawn_are_refused(tmp_path):

@@ -1,18 +1,22 @@
-"""The demonstration: a comparison of five methods on one federation of handwritten digits."""
+"""The demonstration: the papers' five methods beside three simple ones, on one federation of handwritten digits."""
 
+import os
+import sys
+import webbrowser
 from pathlib import Path
 
 from bespoke.cli.stopping import Stop
-from bespoke.report import client_chart, compare
+from bespoke.report import compare, page
 from bespoke.report.table import Comparison
 from bespoke.runs import api
 from bespoke.runs.experiment import load
 
-METHODS = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep")
+METHODS = ("local", "fedavg", "fedavg_ft", "pfedfda", "self_fl", "fedlda", "fedpce", "pfedvmp")
+UNSEEN = ("CI", "SSH_CONNECTION", "SSH_TTY", "PYTEST_CURRENT_TEST")  # a window would open for nobody
 
 
 def run(folder: Path, progress: bool, stopped: Stop) -> tuple[Comparison, Path]:
-    """Train the five methods in ``folder``, and return their comparison and the chart's path.
+    """Train the methods in ``folder``, and return their comparison and the path of the report about them.
 
     Demonstration runs that are already there are resumed.
     """
@@ -21,8 +25,8 @@ def run(folder: Path, progress: bool, stopped: Stop) -> tuple[Comparison, Path]:
         api.run(experiment, folder / method, resume=True, progress=progress, stop=stopped)
         if stopped():
             raise KeyboardInterrupt(stopped.code)
-    comparison = compare([folder / method for method in METHODS])
-    return comparison, client_chart(comparison, folder / "demo.png")
+    runs = [folder / method for method in METHODS]
+    return compare(runs), page.write(page.page_of(runs), folder / "report.html")
 
 
 def lesson(comparison: Comparison) -> str:
@@ -37,3 +41,17 @@ def lesson(comparison: Comparison) -> str:
         f"training alone {mean['local']:.1f} %; personal models that learn from the other clients reach "
         f"{mean[best]:.1f} % ({best})."
     )
+
+
+def show(report: Path) -> bool:
+    """Open a page in a browser window, and return whether one was opened: only where somebody sits at a screen."""
+    if not sys.stdout.isatty() or any(name in os.environ for name in UNSEEN):
+        return False
+    if sys.platform not in ("darwin", "win32") and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        return False
+    try:
+        browser = webbrowser.get()
+        in_terminal = type(browser) is webbrowser.GenericBrowser  # such as lynx, which would take the terminal
+        return not in_terminal and browser.open(report.resolve().as_uri())
+    except webbrowser.Error:  # there is none
+        return False

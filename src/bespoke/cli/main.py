@@ -1,4 +1,4 @@
-"""The command line: demo, run, evaluate, compare, list. Heavy modules are imported inside the commands."""
+"""The command line: demo, run, compare, curves, report, list. Heavy modules are imported inside the commands."""
 
 import json
 import os
@@ -337,7 +337,23 @@ def compare(
     if chart is not None:
         print(f"chart: {report.client_chart(comparison, chart)}", file=sys.stderr)
     if curves is not None:
-        print(f"curves: {report.curves(folders, curves, view, metric)}", file=sys.stderr)
+        print(f"curves: {report.curves(folders, curves, view, metric, group)}", file=sys.stderr)
+
+
+@app.command()
+def curves(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The picture: .png, .svg or .pdf.")] = Path(
+        "curves.png"
+    ),
+    view: Annotated[str | None, typer.Option(help="As for compare.")] = None,
+    group: Annotated[str, typer.Option(help="As for compare.")] = "all",
+    metric: Annotated[str | None, typer.Option(help="As for compare.")] = None,
+) -> None:
+    """Draw a metric over rounds: a line for each method, and a band over its seeds."""
+    from bespoke import report
+
+    print(visible(f"curves: {report.curves(folders, output, view, metric, group)}"))
 
 
 @app.command()
@@ -417,10 +433,13 @@ def list_(
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Keep the runs and the chart in this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the runs and the report in this folder.")] = None,
+    open_: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the report in a browser, where you sit at a screen.")
+    ] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Train five methods on handwritten digits spread over 20 clients, and compare them."""
+    """Train eight methods on handwritten digits spread over 20 clients, and compare them in a table and a report."""
     import tempfile
 
     from bespoke.cli import demo as demonstration
@@ -431,9 +450,10 @@ def demo(
     folder = Path(tempfile.mkdtemp(prefix="bespoke-demo-")) if out is None else out
     try:
         with stopping() as stopped:
-            comparison, chart = demonstration.run(folder, not quiet, stopped)
+            comparison, page = demonstration.run(folder, not quiet, stopped)
     except KeyboardInterrupt as stopped:
         print(f"stopped; resume with: {shlex.join(['bespoke', 'demo', '--out', str(folder)])}", file=sys.stderr)
         raise typer.Exit(stopped.args[0] if stopped.args else 130) from None
     _show(comparison)
-    print(f"\n{demonstration.lesson(comparison)}\nchart: {chart}")
+    opened = " (opened in your browser)" if open_ and demonstration.show(page) else ""
+    print(f"\n{demonstration.lesson(comparison)}\n{visible(f'report: {page}{opened}')}")

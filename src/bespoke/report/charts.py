@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import warnings
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import UserError
+from bespoke.errors import UserError, visible
 from bespoke.files import write_atomic
+from bespoke.report.groups import people
 from bespoke.report.metrics import aggregate
 from bespoke.report.runs import Paths, group_runs, metric_of, view_of
 from bespoke.report.table import Comparison
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, GREY, DOTS = "#222222", "#767676", "#4c78a8"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")  # those of pages too
 DASHES = ("-", "--", ":", "-.")
-LABEL = 40  # characters per line of a method's label
+MARKERS = ("o", "s", "^", "D", "v")  # with seven colours and four dashes: 140 lines that differ
+LABEL, LONGEST = 40, 200  # characters per line of a method's label, and of all its lines
+MANY_ROWS = 12  # of a chart of clients, above which they are smaller
+BESIDE = 32  # lines of labels for which a legend has room beside a chart
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
@@ -88,7 +93,8 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
     suffix, sink = check_path(path), BytesIO()
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
-    with matplotlib.rc_context({"svg.hashsalt": "bespoke"}):  # the same chart gives the same bytes
+    with matplotlib.rc_context({"svg.hashsalt": "bespoke"}), warnings.catch_warnings():  # the same bytes each time
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a name; a box stands for it
         figure.savefig(sink, format=suffix[1:], dpi=160, facecolor="white", metadata=metadata)
     write_atomic(path, sink.getvalue())
     return Path(path)
@@ -96,10 +102,19 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 def inches(lines: Iterable[str]) -> float:
     """Return the width in inches of the longest line in the font of labels."""
-    from matplotlib.textpath import TextPath
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
 
-    widths = [TextPath((0, 0), line.replace("$", r"\$"), size=10).get_extents().width for line in lines if line.strip()]
-    return max(widths, default=0.0) / 72
+    font = FontProperties(size=10)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        return max((text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines), default=0) / 72
+
+
+def wrapped(label: str, width: int = LABEL) -> str:
+    """Return a label in lines of at most `width` characters; of a very long one the beginning."""
+    text = visible(label)
+    return textwrap.fill(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…", width, break_on_hyphens=False)
 
 
 def swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDArray[np.float64]:
@@ -116,20 +131,27 @@ def swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDAr
 
 
 def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
-    """Draw for each method one dot per client at its value of the metric and a line at their mean; return `path`."""
+    """Draw for each method one dot per client at its value of the metric and a line at their mean; return `path`.
+
+    The method with the best mean is at the top.
+    """
     check_path(path)
-    rows, unit = comparison.rows, comparison.unit
+    unit, sign = comparison.unit, -1.0 if comparison.higher else 1.0
+    rows = sorted(comparison.rows, key=lambda row: np.inf if row.mean.mean is None else sign * row.mean.mean)
     finite = [unit.scale * np.sort(row.values[np.isfinite(row.values)]) for row in rows]
     drawn = np.concatenate(finite)
     if not drawn.size:
         raise UserError(f"no client has a finite {comparison.metric}, so there is nothing to draw")
     dot = "client" if max(len(row.seeds) for row in rows) == 1 else "client in one seed"
     subtitle = f"Each dot is a {dot}, the line their mean. {comparison.scope[0].upper()}{comparison.scope[1:]}."
-    labels = ["\n".join(textwrap.wrap(row.label, LABEL)) for row in rows]
+    many = len(rows) > MANY_ROWS
+    labels = [wrapped(row.label, 60 if many else LABEL) for row in rows]
     lines = [line for label in labels for line in label.splitlines()]
-    each = max(0.55, 0.2 * max(label.count("\n") + 1 for label in labels) + 0.1)  # inches of a row
+    font, least = (8.5, 0.36) if many else (10.0, 0.55)  # points; inches
+    each = max(least, font / 50 * max(label.count("\n") + 1 for label in labels) + 0.1)  # inches of a row
     title = f"{comparison.metric[0].upper()}{comparison.metric[1:]} of every client on its own test rows"
-    figure, axes = new_axes(6.4 + max(1.2, inches(lines)), 0.7 + each * len(rows), title, subtitle)
+    beside = max(1.2, inches(lines) * font / 10)
+    figure, axes = new_axes(6.4 + beside, 0.7 + each * len(rows), title, subtitle)
     low, high = float(drawn.min()), float(drawn.max())
     if unit.sign:  # percent
         low, high = min(10 * np.floor(low / 10), 90.0), 100.0
@@ -137,15 +159,15 @@ def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
     margin = axes.get_yaxis_transform()  # x as a share of the axes, y as data
     for y, (row, values) in enumerate(zip(rows, finite, strict=True)):
         if values.size:
-            size = float(np.clip(1500 / len(values), 4, 26))
+            size = float(np.clip(1500 / len(values), 4, 26)) * min(1.0, each / 0.55) ** 2
             offsets = swarm(values, span / 90)
             axes.scatter(values, y + offsets, s=size, color=DOTS, alpha=0.7, linewidths=0, clip_on=False, zorder=3)
         if row.mean.mean is not None:
             mean = unit.scale * row.mean.mean
             axes.plot([mean, mean], [y - 0.36, y + 0.36], color=INK, linewidth=2.2, solid_capstyle="butt", zorder=2)
-        axes.text(1.02, y, unit.text(row.mean.mean), transform=margin, va="center", color=INK)
+        axes.text(1.02, y, unit.text(row.mean.mean), transform=margin, va="center", color=INK, fontsize=font)
     axes.text(1.02, -0.62, "mean", transform=margin, va="bottom", color=GREY, fontsize=8.5)
-    axes.set_yticks(range(len(rows)), labels, parse_math=False)
+    axes.set_yticks(range(len(rows)), labels, parse_math=False, fontsize=font)
     axes.set_ylim(len(rows) - 0.45, -0.62)
     axes.set_xlim(low - span / 60, high + span / 60)
     axes.set_xlabel(f"test {comparison.metric}{unit.name}", color=INK, parse_math=False)
@@ -156,52 +178,82 @@ def client_chart(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
 Curve = tuple[list[int], NDArray[np.float64]]  # rounds [R], values [seeds, R]
 
 
-def curve_values(paths: Paths, view: str | None = None, metric: str | None = None) -> tuple[str, dict[str, Curve]]:
-    """Return the metric's name and, by label, the rounds and the mean over clients on their test rows.
+def curve_values(
+    paths: Paths, view: str | None = None, metric: str | None = None, group: str = "all"
+) -> tuple[str, bool, dict[str, Curve]]:
+    """Return the metric's name, whether larger is better, and by label rounds and the clients' means on test rows.
 
-    `paths`, `view` and `metric` are those of `compare`; the clients are those of the training population. Only rounds
-    that all seeds of a method have evaluated count; NaN marks an unknown value.
+    The settings are those of `compare`. Only rounds that all seeds of a method have evaluated count; NaN marks an
+    unknown value.
     """
     groups, _ = group_runs(paths)
-    metric, _ = metric_of(groups, metric)
+    metric, higher = metric_of(groups, metric)
     found: dict[str, Curve] = {}
     for label, runs in groups.items():
         named = [(run.evaluations, view_of(run, view)) for run in runs.values()]
         rounds = sorted(set.intersection(*(set(e.rounds(name)) for e, name in named)))
-        means = [[aggregate(e.scores(name, metric, number)).mean for number in rounds] for e, name in named]
+        means = [[aggregate(e.scores(name, metric, number, group)).mean for number in rounds] for e, name in named]
         found[label] = rounds, np.array(means, dtype=np.float64)  # None becomes NaN
-    return metric, found
+    return metric, higher, found
 
 
-def curves(paths: Paths, path: str | os.PathLike[str], view: str | None = None, metric: str | None = None) -> Path:
+def curves(
+    paths: Paths,
+    path: str | os.PathLike[str],
+    view: str | None = None,
+    metric: str | None = None,
+    group: str = "all",
+) -> Path:
     """Draw the clients' mean of a metric against the round, one line per method; return `path`.
 
-    Lines are means over seeds, bands reach from the lowest to the highest seed. `paths`, `view` and `metric` are
-    those of `compare`; at least one run must have evaluated several rounds.
+    Lines are means over seeds, bands reach from the lowest to the highest seed; the legend has the best last value
+    first. The settings are those of `compare`; at least one run must have evaluated several rounds.
     """
     from matplotlib.ticker import MaxNLocator
 
     check_path(path)
-    metric, lines = curve_values(paths, view, metric)
-    if max(len(rounds) for rounds, _ in lines.values()) < 2:
+    metric, higher, found = curve_values(paths, view, metric, group)
+    if max(len(rounds) for rounds, _ in found.values()) < 2:
         raise UserError("no run evaluated several rounds, so there is no curve; run with [evaluation] every = 1")
+    lines = dict(sorted(found.items(), key=lambda item: _last(item[1], higher)))
     unit = Unit.of(metric, [float(np.abs(values).max()) for _, values in lines.values() if values.size])
-    subtitle = f"Mean test {metric} over all clients of the training population"
+    subtitle = f"Mean test {metric} over {people(group)}"
     if any(len(values) > 1 for _, values in lines.values()):
         subtitle += "; line: mean over seeds, band: lowest to highest seed"
-    labels = [textwrap.fill(label, LABEL).replace("$", r"\$") for label in lines]
-    written = [line for label in labels for line in label.splitlines()]
+    if len(lines) > 1:
+        subtitle += "; the best in its last round is named first"
+    labels = [wrapped(label) for label in lines]
     title = f"{metric[0].upper()}{metric[1:]} by round"
-    figure, axes = new_axes(6.2 + max(1.2, inches(written)), max(3.8, 0.8 + 0.21 * len(written)), title, subtitle)
+    written = [line for label in labels for line in label.splitlines()]
+    beside, wide = len(written) <= BESIDE, inches(written)
+    if beside:
+        columns, size = 1, (6.2 + max(1.2, wide), max(3.8, 0.8 + 0.21 * len(written)))
+    else:  # below, in columns and a smaller font
+        columns = max(1, int(10 / (0.9 * wide + 0.6)))
+        each = 0.15 * max(label.count("\n") + 1 for label in labels) + 0.07  # inches of a label
+        size = max(10.0, wide), 5.2 + each * -(-len(labels) // columns)
+    figure, axes = new_axes(*size, title, subtitle)
     for i, (label, (rounds, values)) in enumerate(zip(labels, lines.values(), strict=True)):
-        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-        marker, scaled = "o" if len(rounds) < 25 else None, unit.scale * values
-        axes.plot(rounds, scaled.mean(0), dash, color=colour, marker=marker, markersize=3.5, label=label)
+        colour, number, scaled = COLOURS[i % len(COLOURS)], i // len(COLOURS), unit.scale * values
+        [line] = axes.plot(rounds, scaled.mean(0), DASHES[number % len(DASHES)], color=colour, linewidth=1.5)
+        every = 1 if len(rounds) < 25 else len(rounds) // 8  # so that marks do not hide the line
+        line.set(marker=MARKERS[number % len(MARKERS)], markersize=4, markevery=(i % every, every))
+        line.set_label(label.replace("$", r"\$"))
         if len(values) > 1:
             axes.fill_between(rounds, scaled.min(0), scaled.max(0), color=colour, alpha=0.15, linewidth=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlabel("round", color=INK)
     axes.set_ylabel(f"mean test {metric}{unit.name}", color=INK, parse_math=False)
     axes.grid(axis="y", color="#e4e4e4")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=INK)
+    if beside:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=INK)
+    else:
+        figure.legend(frameon=False, loc="outside lower left", ncols=columns, labelcolor=INK, fontsize=9)
     return save(figure, path)
+
+
+def _last(curve: Curve, higher: bool) -> float:
+    """Return what sorts curves by their last known mean over seeds, the best first and an unknown one last."""
+    means = curve[1].mean(0)
+    known = means[np.isfinite(means)]
+    return (-known[-1] if higher else known[-1]) if known.size else np.inf
