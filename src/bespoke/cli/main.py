@@ -337,8 +337,15 @@ def compare(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders that contain them.", show_default=False)
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page, .html.")] = Path("report.html"),
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="TABLE", help="Instead of runs: a paper's table that bespoke list tables shows."),
+    ] = None,
+    results: Annotated[Path, typer.Option(help="With --table: folder of the results.")] = Path("results"),
     pdf: Annotated[Path | None, typer.Option(help="Also print the page to this file, through a browser.")] = None,
     baseline: Annotated[str | None, typer.Option(help="As for compare.")] = None,
     select: Annotated[str | None, typer.Option(help="As for compare.")] = None,
@@ -346,12 +353,20 @@ def report(
     group: Annotated[str, typer.Option(help="As for compare.")] = "all",
     metric: Annotated[str | None, typer.Option(help="As for compare.")] = None,
 ) -> None:
-    """Write a page with the tables and charts of runs: one file for any browser, which needs no network."""
+    """Write a page about runs, or about a paper's table: one file for any browser, which needs no network."""
     from bespoke.report import page
     from bespoke.report.page.render import check_paths
 
+    if bool(folders) == (table is not None):
+        raise UserError("give folders of runs, or the name of a table with --table")
     check_paths(output, pdf)  # before anything is read
-    page.write(page.page_of(folders, baseline, select, view, group, metric), output)
+    if table is not None:
+        from bespoke.tables import sections
+
+        shown = sections.page_of(table, results)
+    else:
+        shown = page.page_of(folders or [], baseline, select, view, group, metric)
+    page.write(shown, output)
     print(visible(f"report: {output}"))
     if pdf is not None:
         print(visible(f"printed: {page.pdf(output, pdf)}"))

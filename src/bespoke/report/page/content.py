@@ -235,7 +235,7 @@ def _clients(own: _Runs) -> Section:
         if rows:
             charts.append(_gain_chart(own, title, words, rows))
             tables.append(_gain_table(own, title, rows))
-    return Section("clients", "Each client: who gains, who loses", "", tuple(charts), tuple(tables), legend=True)
+    return Section("clients", "Each client: who gains, who loses", (), tuple(charts), tuple(tables), legend=True)
 
 
 def _rounds(own: _Runs, label: str) -> list[tuple[int, RecordedRun]]:
@@ -346,7 +346,7 @@ def _fairness(own: _Runs) -> Section:
     header = ("method", f"worst 10 %: mean{unit.name}", "clients, the worst first")
     worst_caption = "The worst tenth of the clients, rounded up; in brackets their seed, where there are several."
     table = Table(header, tuple(body), worst_caption, numbers=False)
-    return Section("fairness", "Fairness", "", (chart,), (table,), legend=True)
+    return Section("fairness", "Fairness", (), (chart,), (table,), legend=True)
 
 
 # --- partition -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from bespoke.report.page.parts import Chart, short
 MOST = 20_000  # points of a chart
 HUES = 7  # colours of the theme; a line beyond them has another dash
 DASHES = ("solid", "dash", "dot", "dashdot")
+BELOW = {"orientation": "h", "y": -0.16, "yanchor": "top"}  # a legend
 Floats = NDArray[np.float64]
 
 
@@ -136,7 +137,9 @@ class Strip:
 ROW, LETTERS = 58, 42  # pixels of a row whose label has one line; letters of a line, which a phone has room for
 
 
-def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], zero: bool = False) -> Chart:
+def strips(
+    title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], zero: bool = False, each: str = "client"
+) -> Chart:
     """Draw each row's values as points beside each other, with their mean; `zero` marks where nothing changes."""
     finite = [np.isfinite(row.values) for row in rows]
     everything = np.concatenate([row.values[own] for row, own in zip(rows, finite, strict=True)])
@@ -194,7 +197,71 @@ def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], z
         caption += f" Of {everything.size:,} points {points:,} are drawn, evenly spread from lowest to highest."
     layout |= {"annotations": annotations, "shapes": shapes, "margin": {"l": 8, "r": 12, "t": 12, "b": 44}}
     figure = _figure(data, layout)
-    return Chart(title, caption, f"Points, one for each client. {'; '.join(told) or 'No known value'}.", figure)
+    return Chart(title, caption, f"Points, one for each {each}. {'; '.join(told) or 'No known value'}.", figure)
+
+
+# --- points -------------------------------------------------------------------------------------------------------
+
+
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")  # so that a colour need not be seen
+
+
+def against(
+    title: str,
+    caption: str,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    groups: dict[str, NDArray[np.bool_]],
+    theirs: Floats,
+    ours: Floats,
+    hover: Sequence[str],
+    near: float,
+) -> Chart:
+    """Draw two values [N] of the same things against each other, coloured by group, with the lines of up to `near`."""
+    data = _grouped(groups, theirs, ours, hover)
+    ends = [float(f"{end:.6g}") for end in (min(theirs.min(), ours.min()), max(theirs.max(), ours.max()))]
+    room = 0.04 * (ends[1] - ends[0] or 1.0)
+    low, high = ends[0] - room, ends[1] + room
+    shapes = [
+        {
+            "type": "line",
+            "x0": low,
+            "x1": high,
+            "y0": low + shift,
+            "y1": high + shift,
+            "layer": "below",
+            "line": {"dash": dash},
+        }
+        for shift, dash in ((0.0, "solid"), (near, "dot"), (-near, "dot"))
+    ]
+    layout = {
+        "xaxis": x | {"range": [low, high]},
+        "yaxis": y | {"range": [low, high]},
+        **{"height": 520, "hovermode": "closest", "showlegend": True, "shapes": shapes, "legend": BELOW},
+    }
+    gap = ours - theirs
+    told = (
+        f"{len(ours)} points: ours is higher for {int((gap > 0).sum())} and lower for {int((gap < 0).sum())}; "
+        f"{int((np.abs(gap) <= near).sum())} differ by at most {near:g}. Differences are from {gap.min():+.4g} to "
+        f"{gap.max():+.4g}, their median {float(np.median(gap)):+.4g}."
+    )
+    return Chart(title, caption, told, _figure(data, layout))
+
+
+def _grouped(
+    groups: dict[str, NDArray[np.bool_]], x: Floats, y: Floats, hover: Sequence[str], size: float = 8
+) -> list[dict[str, Any]]:
+    """Return points [N], a trace for each group with a colour and a symbol of its own."""
+    return [
+        {
+            **{"x": numbers(x[own]), "y": numbers(y[own]), "mode": "markers", "name": plain(name, 30)},
+            "customdata": [text for text, there in zip(hover, own, strict=True) if there],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {"size": size, "opacity": 0.8, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+            "meta": {"colour": place % HUES},
+        }
+        for place, (name, own) in enumerate(groups.items())
+    ]
 
 
 # --- a partition ---------------------------------------------------------------------------------------------------

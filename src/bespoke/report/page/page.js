@@ -38,7 +38,7 @@ function layout(figure, width) {
     xaxis: axis(given.xaxis),
     yaxis: axis(given.yaxis),
     annotations: (given.annotations || []).map((note) => ({ ...note, bgcolor: paper, borderpad: 1 })),
-    shapes: (given.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot" } })),
+    shapes: (given.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot", ...shape.line } })),
   };
 }
 
