@@ -191,6 +191,9 @@ def run(
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also write features of a few train rows of each client, for report.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     checkpoint_every: Annotated[
         int | None,
@@ -259,6 +262,8 @@ def run(
             raise typer.Exit(max(code for code, _ in peers.gather(stopped.code, {})))  # the same in every process
         if save_models:
             done.save_models()
+        if probe:
+            _probe(done)
         results.append((done, folder))
         if not as_json:
             print(_sentence(done, folder))
@@ -267,6 +272,16 @@ def run(
         print(json.dumps(summaries if seeds else summaries[0], indent=2))
     if any(trouble(done.summary) for done, _ in results):
         raise typer.Exit(3)
+
+
+def _probe(done: Any) -> None:
+    """Write what a report shows of a run's features; where it has none, that is a note: the run is done."""
+    from bespoke import analysis
+
+    try:
+        analysis.probe(done)
+    except UserError as error:
+        print(visible(f"note: no probe: {error}"), file=sys.stderr)
 
 
 def _number(text: str) -> int | str:

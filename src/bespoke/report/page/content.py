@@ -11,13 +11,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bespoke.errors import UserError
+from bespoke.report import probes
 from bespoke.report.compare import Chosen, choose, compare_groups
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, aggregate, tenth
-from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, sizes, strips, whole
+from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
 from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
+from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
 from bespoke.report.summary import totals, trouble
 from bespoke.report.table import Comparison, Row, human_bytes, interval, with_std
@@ -41,7 +44,8 @@ def page_of(
     comparison = compare_groups(groups, warnings, baseline, select, view, group, metric)
     chosen = {label: choose(groups, label, comparison.select, view, group, comparison.metric) for label in groups}
     own = _Runs(groups, comparison, chosen, view, group)
-    sections = [_compared(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own), _setup(own)]
+    sections = [_compared(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own)]
+    sections += [_probed(own), _setup(own)]
     return Page(
         title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else short(next(iter(groups)))),
         lead=comparison.title + ".",
@@ -378,46 +382,128 @@ def _partition(own: _Runs) -> Section:
 # --- what methods log ----------------------------------------------------------------------------------------------
 
 
+_Kind = tuple[str, str]  # a value's name, and the kind of condition of the clients that logged it
+
+
 def _logged(own: _Runs) -> Section:
     """Return each logged value by round, and its last value of every client, by kind of condition if there are any."""
     last: dict[str, list[Strip]] = {}
     by_round: dict[str, list[Line]] = {}
     several_kinds = False
-    for place, (label, runs) in enumerate(own.groups.items()):
-        values: dict[tuple[str, str], dict[int, list[float]]] = {}  # (name, kind) -> round -> values
-        final: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}  # (name, kind) -> client -> (round, value)
-        for run in runs.values():
-            conditions = dict(enumerate(own.told(run).get("conditions", ())))
-            for row in run.folder.rounds():
-                for name, logged in row["logged"].items():
-                    for client, value in zip(row["cohort"], logged, strict=False):
-                        if name in COSTS or value is None:
-                            continue
-                        key = name, kind(conditions[client]) if client in conditions else ""
-                        values.setdefault(key, {}).setdefault(row["round"], []).append(value)
-                        final.setdefault(key, {})[own.name(run, client)] = row["round"], value
-        for (name, condition), found in values.items():
+    for place, label in enumerate(own.groups):
+        values, final = _logged_by(own, label)
+        for (name, condition), ends in final.items():
             said = f"{label}, {condition}" if condition else label
             several_kinds |= bool(condition)
-            colour = len(by_round.get(name, ())) if condition else place
-            rounds = sorted(found)
-            low, middle, high = (np.array([np.quantile(found[n], q) for n in rounds]) for q in (0.1, 0.5, 0.9))
-            x = np.array(rounds, dtype=np.float64)
-            by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
-            ends = final[name, condition]
+            colour = len(last.get(name, ())) if condition else place
+            if found := values.get((name, condition)):
+                rounds = sorted(found)
+                low, middle, high = (np.array([np.quantile(found[n], q) for n in rounds]) for q in (0.1, 0.5, 0.9))
+                x = np.array(rounds, dtype=np.float64)
+                by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
             hover = [f"{plain(who)}<br>round {number}: <b>{value:.4g}</b>" for who, (number, value) in ends.items()]
             own_values = np.array([value for _, value in ends.values()], dtype=np.float64)
             last.setdefault(name, []).append(Strip(said, place, colour, own_values, hover))
     charts = []
-    for name in by_round:
+    for name, rows in last.items():
         title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
-        caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; band: "
-        caption += "from the tenth to the ninetieth percentile."
-        along = whole("round", _span(by_round[name]))
-        charts.append(lines(f"{title} by round", caption, along, axis(title), by_round[name], several_kinds, True))
-        caption = f"{title} of every client in the last round that it took part in{groups}; the thick line is the mean."
-        charts.append(strips(f"{title} of every client", caption, axis(title), last[name]))
+        scale = _scale(np.concatenate([row.values for row in rows]))
+        if drawn := by_round.get(name):
+            caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
+            caption += "band: from the tenth to the ninetieth percentile."
+            along, up = whole("round", _span(drawn)), axis(title) | scale
+            charts.append(lines(f"{title} by round", caption, along, up, drawn, several_kinds, True))
+        caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
+        charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))
     return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)
+
+
+def _logged_by(
+    own: _Runs, label: str
+) -> tuple[dict[_Kind, dict[int, list[float]]], dict[_Kind, dict[str, tuple[int, float]]]]:
+    """Return what a method's clients logged in training, by round, and each client's last value with its round."""
+    values: dict[_Kind, dict[int, list[float]]] = {}
+    final: dict[_Kind, dict[str, tuple[int, float]]] = {}
+    for run in own.groups[label].values():
+        conditions = dict(enumerate(own.told(run).get("conditions", ())))
+        for client, number, name, value, trained in _notes(run):
+            if name in COSTS or value is None:
+                continue
+            key, who = (name, kind(conditions[client]) if client in conditions else ""), own.name(run, client)
+            if trained:
+                values.setdefault(key, {}).setdefault(number, []).append(value)
+            if final.setdefault(key, {}).get(who, (0, 0.0))[0] <= number:
+                final[key][who] = number, value
+    return values, final
+
+
+def _notes(run: RecordedRun) -> Iterator[tuple[int, int, str, float | None, bool]]:
+    """Yield client, round, name and value of what was logged, and whether in training or in an evaluation."""
+    for row in run.folder.rounds():
+        for name, logged in row["logged"].items():
+            for client, value in zip(row["cohort"], logged, strict=False):
+                yield client, row["round"], name, value, True
+    for client, (number, told) in run.evaluations.logged.items():  # also of clients that never trained
+        for name, value in told.items():
+            yield client, number, name, value, False
+
+
+def _scale(values: Floats) -> dict[str, Any]:
+    """Return a logarithmic axis for positive values of very different size, which precisions and variances are."""
+    known = values[np.isfinite(values)]
+    wide = known.size > 1 and known.min() > 0 and known.max() > 300 * known.min()
+    return {"type": "log", "exponentformat": "power", "dtick": 1} if wide else {}
+
+
+# --- what a probe kept -----------------------------------------------------------------------------------------------
+
+PROBED = 8  # runs whose features are drawn
+
+
+def _probed(own: _Runs) -> Section:
+    """Return the features of sampled rows in the plane, by class and by client, and the clients' embeddings."""
+    firsts = [(label, next(iter(runs.values()))) for label, runs in own.groups.items()]
+    found = [(label, run, probe) for label, run in firsts if (probe := probes.read(run.folder.path)) is not None]
+    charts: list[Chart] = []
+    embedded: list[Chart] = []
+    for label, run, probe in found[:PROBED]:
+        named = f"{short(label)}, seed {run.seed}" if len(own.every) > 1 else short(label)
+        who = [own.name(run, client) for client in probe.clients.tolist()]
+        classes = [f"class {n}" for n in probe.classes.tolist()]
+        several = f"{len(set(probe.clients.tolist()))} clients, after round {probe.round}"
+        if len(probe.vectors) > 1:
+            flat, kept = _plane(probe.vectors)
+            caption = (
+                f"{named}: what enters the model's last layer, of {len(flat):,} {probe.rows} rows of {several}; the "
+                f"first two principal components, {kept:.0%} of the variance."
+            )
+            hover = [
+                f"{plain(name)}<br>{own_class}" for name, own_class in zip(who, classes or [""] * len(who), strict=True)
+            ]
+            for words, marks in (("class", classes), ("client", who)):
+                if marks:
+                    charts.append(scatter(f"Features by {words}: {short(label, 40)}", caption, marks, flat, hover))
+        if len(probe.embeddings) > 1:
+            flat, kept = _plane(probe.embeddings)
+            conditions = own.told(run).get("conditions") or []
+            members = probe.members.tolist()
+            names = [own.name(run, client) for client in members]
+            marks = [kind(conditions[client]) if client < len(conditions) else "clients" for client in members]
+            caption = (
+                f"{named}: each client's embedding after round {probe.round}; the first two principal components, "
+            )
+            caption += f"{kept:.0%} of the variance." + (" Colour: kind of condition." if conditions else "")
+            title = f"Embeddings of the clients: {short(label, 40)}"
+            embedded.append(scatter(title, caption, marks, flat, [plain(name) for name in names], size=9))
+    text = f"Of {len(found)} runs with features the first {PROBED} are drawn." if len(found) > PROBED else ""
+    return Section("probe", "Features", ((text,),) if text else (), (*charts, *embedded))
+
+
+def _plane(vectors: NDArray[np.float32]) -> tuple[Floats, float]:
+    """Return vectors (N, d) in the plane of their first two principal components, and its share of the variance."""
+    flat = plane(vectors)
+    whole_variance = float(np.square(vectors - vectors.mean(0, dtype=np.float64)).sum())
+    return flat, float(np.square(flat).sum()) / whole_variance if whole_variance else 1.0
 
 
 # --- settings, environment, warnings -------------------------------------------------------------------------------

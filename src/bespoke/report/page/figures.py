@@ -248,6 +248,29 @@ def against(
     return Chart(title, caption, told, _figure(data, layout))
 
 
+def scatter(
+    title: str, caption: str, marks: Sequence[str], flat: Floats, hover: Sequence[str], size: float = 6
+) -> Chart:
+    """Draw points (N, 2) in a plane whose axes have no meaning of their own, coloured by what they are marked with."""
+    labels = sorted(set(marks), key=lambda text: (len(text), text))
+    named = np.array(marks)
+    data = _grouped({label: named == label for label in labels}, flat[:, 0], flat[:, 1], hover, size)
+    bare = {"showticklabels": False, "zeroline": False}
+    few = 1 < len(labels) <= 2 * HUES
+    layout = {
+        "xaxis": axis("first component", **bare),
+        "yaxis": axis("second component", **bare, scaleanchor="x"),
+        **{"height": 440, "hovermode": "closest", "showlegend": few, "legend": BELOW | {"y": -0.1}},
+    }
+    middles = np.stack([flat[named == label].mean(0) for label in labels])
+    spread = float(np.sqrt(np.square(flat - middles[[labels.index(m) for m in marks]]).sum(1).mean()))
+    apart = float(np.sqrt(np.square(middles - flat.mean(0)).sum(1).mean()))
+    told = f"{len(flat):,} points in {len(labels)} groups: {', '.join(short(label, 30) for label in labels[:20])}"
+    told += f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    told += f". The groups' middles are {apart:.3g} from the middle of all; points are {spread:.3g} from their own."
+    return Chart(title, caption, told, _figure(data, layout), wide=False)
+
+
 def _grouped(
     groups: dict[str, NDArray[np.bool_]], x: Floats, y: Floats, hover: Sequence[str], size: float = 8
 ) -> list[dict[str, Any]]:
@@ -257,7 +280,7 @@ def _grouped(
             **{"x": numbers(x[own]), "y": numbers(y[own]), "mode": "markers", "name": plain(name, 30)},
             "customdata": [text for text, there in zip(hover, own, strict=True) if there],
             "hovertemplate": "%{customdata}<extra></extra>",
-            "marker": {"size": size, "opacity": 0.8, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+            "marker": {"size": size, "opacity": 0.8, "symbol": SYMBOLS[(place + place // HUES) % len(SYMBOLS)]},
             "meta": {"colour": place % HUES},
         }
         for place, (name, own) in enumerate(groups.items())
