@@ -46,7 +46,7 @@ def test_features_are_those_of_train_rows_and_the_settings_stay(tmp_path):
     probe = probes.read(tmp_path / "a")
     assert (run.experiment.hash(), (tmp_path / "a" / "config.toml").read_bytes()) == (before, config)
     assert probe.rows == "train" and np.isfinite(probe.vectors).all() and probe.vectors.dtype == np.float32
-    body = run.server["model"] if "model" in run.server else run.server
+    body = run.server.get("model", run.server)
     for client in range(run.pool.num_clients):
         rows = run.pool.train.client(client)
         with torch.no_grad():
