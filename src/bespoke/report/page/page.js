@@ -48,9 +48,16 @@ const config = {
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
 };
 
+function registerOthers() {
+  // Points and lines are there at once; plotly's other kinds of charts take longer to set up than all else.
+  if (Plotly.others) Plotly.others();
+  delete Plotly.others;
+}
+
 function draw(place, width) {
   const figure = figures[place.dataset.chart];
   drawn.add(place);
+  if (figure.data.some((trace) => (trace.type || "scatter") !== "scatter")) registerOthers();
   return Plotly.react(place, figure.data.map((trace) => dressed(trace, width || place.clientWidth)), layout(figure, width), config);
 }
 
@@ -114,7 +121,15 @@ addEventListener("afterprint", () => {
 });
 
 show(theme);
-(function next(i) { // one after another, so that the first is there at once
-  if (i < places.length) Promise.resolve(drawn.has(places[i]) || draw(places[i])).then(() => setTimeout(next, 0, i + 1));
-  else root.dataset.drawn = "all";
-})(0);
+// The first chart at once, then what the reader comes near to, and the rest when there is time.
+const near = new IntersectionObserver((seen) => {
+  for (const { target, isIntersecting } of seen)
+    if (isIntersecting && !drawn.has(target)) draw(target);
+}, { rootMargin: "300px" });
+const later = window.requestIdleCallback || ((work) => setTimeout(work, 20));
+(function rest() {
+  const place = places.find((each) => !drawn.has(each));
+  if (!place) root.dataset.drawn = "all";
+  else Promise.resolve(draw(place)).then(() => later(rest, { timeout: 500 }));
+  if (drawn.size === 1) places.forEach((each) => near.observe(each));
+})();
