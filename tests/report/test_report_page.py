@@ -13,7 +13,7 @@ from small_runs import command
 
 from bespoke import UserError
 from bespoke.report import compare
-from bespoke.report.page import html, page_of
+from bespoke.report.page import html, page_of, render
 from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, sizes, strips, thinned
 from bespoke.report.page.parts import Chart, Page, Section, short
 
@@ -145,7 +145,7 @@ def test_hostile_names_are_text(tmp_path):
     shown = "".join(parsed.shown)
     for name in HOSTILE:
         assert short(name, 40) in shown, name
-    assert "\u202e" not in shown and "n" * 400 not in text.replace(_plotly(), "")
+    assert "\u202e" not in shown and "n" * 400 not in text.replace(render._plotly(), "")
     tags = [tag for tag, _ in parsed.tags]
     assert tags.count("script") == 3 and "img" not in tags and "b" not in tags
     assert all(own.get("href", "#").startswith(("#", "data:")) for _, own in parsed.tags)
@@ -179,11 +179,19 @@ def _plotly():
     return get_plotlyjs()
 
 
+def test_only_when_plotlys_other_charts_are_set_up_is_changed():
+    """The script is the shipped one but for one call, which waits until it is asked for."""
+    whole, (before, after) = _plotly(), render._plotly().split(".others=()=>")
+    name = re.search(r"\w+$", before)[0]
+    assert whole == before + after.removeprefix(name)
+    assert after.startswith(f"{name}.register([")
+
+
 def test_the_file_is_whole_and_small(two):
     text = html(two[0])
     assert len(text.encode()) < 6_000_000
     assert "default-src 'none'" in text and text.count("sha256-") == 2
-    assert not re.search(r"(?:src|href)=[\"']?https?:", text.replace(_plotly(), ""))
+    assert not re.search(r"(?:src|href)=[\"']?https?:", text.replace(render._plotly(), ""))
 
 
 def test_many_points_are_thinned_and_the_caption_says_so():

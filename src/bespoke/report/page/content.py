@@ -75,6 +75,10 @@ class _Runs:
         return {id(run): run.folder.federation() or {} for _, run in self.every}
 
     @cached_property
+    def _rounds(self) -> dict[int, list[dict[str, Any]]]:
+        return {}
+
+    @cached_property
     def _several_seeds(self) -> bool:
         return len({run.seed for _, run in self.every}) > 1
 
@@ -86,6 +90,12 @@ class _Runs:
     def told(self, run: RecordedRun) -> dict[str, Any]:
         """Return what `federation.json` says, empty if there is none."""
         return self._told[id(run)]
+
+    def rounds(self, run: RecordedRun) -> list[dict[str, Any]]:
+        """Return a run's lines of `rounds.jsonl`, read once."""
+        if id(run) not in self._rounds:
+            self._rounds[id(run)] = run.folder.rounds()
+        return self._rounds[id(run)]
 
     def name(self, run: RecordedRun, client: Any) -> str:
         """Return a client's name, with the seed where several make other clients of the same name."""
@@ -156,7 +166,7 @@ def _curves(own: _Runs) -> Section:
         means = [[aggregate(e.scores(v, metric, n, own.group)).mean for n in rounds] for e, v in named]
         values = unit.scale * np.array(means, dtype=np.float64)  # [seeds, R], None becomes NaN
         low, high = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
-        costs = [_spent(run) for run in runs.values()]
+        costs = [_spent(run, own.rounds(run)) for run in runs.values()]
         for name, lists in drawn.items():
             if name == "rounds":
                 lists.append(Line(label, place, place, np.array(rounds, dtype=np.float64), values.mean(0), low, high))
@@ -190,11 +200,11 @@ def _span(drawn: Sequence[Line]) -> float:
     return float(max(ends) - min(ends)) if ends else 0.0
 
 
-def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
+def _spent(run: RecordedRun, rounds: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
     """Return bytes and seconds of all rounds up to each one, by round."""
     found: dict[str, dict[int, float]] = {"bytes": {}, "seconds": {}}
     total = 0.0
-    for row in run.folder.rounds():
+    for row in rounds:
         total += row["bytes_down"] + row["bytes_up"]
         found["bytes"][row["round"]] = total
     total = 0.0
@@ -398,7 +408,7 @@ def _logged(own: _Runs) -> Section:
             colour = len(last.get(name, ())) if condition else place
             if found := values.get((name, condition)):
                 rounds = sorted(found)
-                low, middle, high = (np.array([np.quantile(found[n], q) for n in rounds]) for q in (0.1, 0.5, 0.9))
+                low, middle, high = np.array([np.quantile(found[n], (0.1, 0.5, 0.9)) for n in rounds]).T
                 x = np.array(rounds, dtype=np.float64)
                 by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
             hover = [f"{plain(who)}<br>round {number}: <b>{value:.4g}</b>" for who, (number, value) in ends.items()]
@@ -426,7 +436,7 @@ def _logged_by(
     final: dict[_Kind, dict[str, tuple[int, float]]] = {}
     for run in own.groups[label].values():
         conditions = dict(enumerate(own.told(run).get("conditions", ())))
-        for client, number, name, value, trained in _notes(run):
+        for client, number, name, value, trained in _notes(run, own.rounds(run)):
             if name in COSTS or value is None:
                 continue
             key, who = (name, kind(conditions[client]) if client in conditions else ""), own.name(run, client)
@@ -437,9 +447,9 @@ def _logged_by(
     return values, final
 
 
-def _notes(run: RecordedRun) -> Iterator[tuple[int, int, str, float | None, bool]]:
+def _notes(run: RecordedRun, rounds: list[dict[str, Any]]) -> Iterator[tuple[int, int, str, float | None, bool]]:
     """Yield client, round, name and value of what was logged, and whether in training or in an evaluation."""
-    for row in run.folder.rounds():
+    for row in rounds:
         for name, logged in row["logged"].items():
             for client, value in zip(row["cohort"], logged, strict=False):
                 yield client, row["round"], name, value, True
@@ -563,7 +573,7 @@ def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
     """Return who was `refused` or `missing` how often, with the last reason."""
     times: Counter[str] = Counter()
     why: dict[str, str] = {}
-    for row in run.folder.rounds():
+    for row in own.rounds(run):
         for client, reason in row.get(what, {}).items():
             times[client] += 1
             why[client] = reason
