@@ -118,8 +118,9 @@ def _compared(own: _Runs) -> Section:
     """Return the comparison's table."""
     shown, unit = own.comparison, own.unit
     header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
-    header.append(f"minus {short(shown.baseline, 40)} [95 %]")
-    best = shown.best()
+    several = len(shown.rows) > 1
+    header += [f"minus {short(shown.baseline, 40)} [95 %]"] if several else []
+    best = shown.best() if several else {}
     rows = []
     for i, row in enumerate(shown.rows):
         cells = [
@@ -130,13 +131,13 @@ def _compared(own: _Runs) -> Section:
             Cell("-" if row.cv.mean is None else f"{row.cv.mean:.3f}", row.cv.mean),
             Cell(human_bytes(row.bytes_per_round), row.bytes_per_round),
             Cell(f"{row.seconds:.1f}", row.seconds),
-            _difference(own, row),
+            *([_difference(own, row)] if several else []),
         ]
         rows.append((*cells, Cell(str(len(row.seeds)), len(row.seeds))))
     caption = (
         f"{_sentence(shown.caption)} Worst 10 %: mean of the worst tenth of the clients. CV: standard deviation over "
         "clients by the pooled value; smaller is more even. Bytes: both directions, all clients of a round. Seconds: a "
-        "whole run with its evaluations. Bold: the best value."
+        f"whole run with its evaluations.{' Bold: the best value.' if several else ''}"
     )
     return Section("comparison", "Comparison", tables=(Table((*header, "seeds"), tuple(rows), caption),))
 
@@ -461,8 +462,10 @@ def _notes(run: RecordedRun, rounds: list[dict[str, Any]]) -> Iterator[tuple[int
 def _scale(values: Floats) -> dict[str, Any]:
     """Return a logarithmic axis for positive values of very different size, which precisions and variances are."""
     known = values[np.isfinite(values)]
-    wide = known.size > 1 and known.min() > 0 and known.max() > 300 * known.min()
-    return {"type": "log", "exponentformat": "power", "dtick": 1} if wide else {}
+    if not known.size or known.min() <= 0:
+        return {}
+    low, high = np.quantile(known, (0.1, 0.9))
+    return {"type": "log", "exponentformat": "power", "dtick": 1} if high > 30 * low else {}
 
 
 # --- what a probe kept -----------------------------------------------------------------------------------------------

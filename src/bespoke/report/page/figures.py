@@ -19,6 +19,7 @@ from bespoke.report.charts import swarm
 from bespoke.report.page.parts import Chart, short
 
 MOST = 20_000  # points of a chart
+BANDS = 8  # bands of a chart
 HUES = 7  # colours of the theme; a line beyond them has another dash
 DASHES = ("solid", "dash", "dot", "dashdot")
 BELOW = {"orientation": "h", "y": -0.16, "yanchor": "top"}  # a legend
@@ -26,9 +27,9 @@ Floats = NDArray[np.float64]
 
 
 def plain(text: str, longest: int = 60) -> str:
-    """Return a name as text inside a chart, where plotly would read tags and fill in what stands in %{braces}."""
-    escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%{": "%&#123;"}
-    return re.sub(r"[&<>]|%\{", lambda found: escapes[found[0]], short(text, longest))
+    """Return a name as text inside a chart, where plotly would read tags, $formulas$ and fill in %{braces}."""
+    escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%{": "%&#123;"}
+    return re.sub(r"[&<>$]|%\{", lambda found: escapes[found[0]], short(text, longest))
 
 
 def numbers(values: Any) -> list[float | None]:
@@ -72,14 +73,14 @@ def lines(
     title: str, caption: str, x: dict[str, Any], y: dict[str, Any], drawn: Sequence[Line], legend: bool, wide: bool
 ) -> Chart:
     """Draw lines; `x` and `y` are axes, `legend` shows one inside the chart, for lines that are no methods."""
-    points = sum(len(line.x) for line in drawn)
+    points, bands = sum(len(line.x) for line in drawn), sum(line.low is not None for line in drawn)
     each = MOST // max(1, len(drawn)) if points > MOST else MOST
     data: list[dict[str, Any]] = []
     for line in drawn:
         keep = thinned(len(line.x), each)
         xs, ys, name = numbers(line.x[keep]), numbers(line.y[keep]), plain(line.label)
         meta = {"colour": line.colour % HUES, "method": line.method}
-        if line.low is not None and line.high is not None:
+        if line.low is not None and line.high is not None and bands <= BANDS:
             low, high = numbers(line.low[keep]), numbers(line.high[keep])
             around = {"x": [*xs, *xs[::-1]], "y": [*high, *low[::-1]], "fill": "toself", "mode": "none"}
             data.append({**around, "meta": {**meta, "part": "band"}, "hoverinfo": "skip", "showlegend": False})
@@ -103,6 +104,8 @@ def lines(
     layout = {"xaxis": x, "yaxis": y, "height": 340, "hovermode": "closest", "showlegend": legend}
     if legend:
         layout |= {"legend": {"orientation": "h", "y": -0.25, "yanchor": "top"}, "height": 400}
+    if bands > BANDS:
+        caption += f" The bands of {bands} lines would cover each other and are left out."
     if points > MOST:
         caption += f" Of {points:,} points {sum(len(thinned(len(o.x), each)) for o in drawn):,} are drawn."
     return Chart(title, caption, _told_lines(drawn, y["title"]["text"]), _figure(data, layout), wide)
@@ -142,7 +145,8 @@ def strips(
 ) -> Chart:
     """Draw each row's values as points beside each other, with their mean; `zero` marks where nothing changes."""
     finite = [np.isfinite(row.values) for row in rows]
-    everything = np.concatenate([row.values[own] for row, own in zip(rows, finite, strict=True)])
+    placed = np.log10 if x.get("type") == "log" else np.asarray  # how far apart points are drawn
+    everything = placed(np.concatenate([row.values[own] for row, own in zip(rows, finite, strict=True)]))
     most = MOST // max(1, len(rows)) if everything.size > MOST else MOST
     span = float(np.ptp(everything)) if everything.size else 1.0
     data: list[dict[str, Any]] = []
@@ -156,7 +160,7 @@ def strips(
         values, points = row.values[keep], points + len(keep)
         meta = {"colour": row.colour % HUES, "method": row.method}
         if len(values):
-            offsets = 0.75 * swarm(values, (span or 1.0) / 90)
+            offsets = 0.75 * swarm(placed(values), (span or 1.0) / 90)
             data.append(
                 {
                     "x": numbers(values),
@@ -300,7 +304,7 @@ def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dic
     largest = max((n for *_, n in found), default=1)
     place = {label: i for i, label in enumerate(classes)}
     height = int(np.clip(26 * len(classes), 220, 620))
-    size = float(np.clip(1.5 * min(900 / max(1, len(counts)), height / max(1, len(classes))), 5, 34))
+    size = float(np.clip(min(900 / max(1, len(counts)), height / max(1, len(classes))), 5, 34))
     data = {
         "x": [i for i, *_ in found],
         "y": [place[label] for _, label, _ in found],
@@ -347,7 +351,7 @@ def sizes(title: str, caption: str, names: Sequence[str], rows: dict[str, Sequen
         for place, (split, own) in enumerate(rows.items())
     ]
     layout = {
-        "xaxis": axis("clients, the largest first", showticklabels=False),
+        "xaxis": axis("clients, the largest first", showticklabels=False, showgrid=False),
         "yaxis": axis("rows"),
         **{"barmode": "stack", "bargap": 0.1, "height": 320, "hovermode": "closest", "showlegend": True},
         "legend": {"orientation": "h", "y": 1.12, "traceorder": "normal"},
