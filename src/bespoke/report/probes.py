@@ -78,7 +78,8 @@ def read(folder: Path) -> Probe | None:
         if not _sound(found):
             raise ValueError("other arrays")
     except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
-        raise UserError(f"{path} is damaged: remove it, or write it again with bespoke run --resume --probe") from None
+        again = "bespoke run ... --resume --probe, or bespoke.analysis.probe in Python"
+        raise UserError(f"{path} is damaged: remove it, or write it again with {again}") from None
     return Probe(**found | {"rows": str(found["rows"]), "round": int(found["round"])})
 
 
