@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
+from bespoke.clients import processes
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.maths import gaussian
 from bespoke.records import FEDERATION, RunFolder
+from bespoke.report import probes
 from bespoke.report.charts import COLOURS, INK, new_axes, save
 from bespoke.report.groups import kind
 from bespoke.report.planes import plane
@@ -71,15 +73,17 @@ def gaussianity(run: Run | Federation, server: Tree | None) -> dict[str, dict[st
     return {split: fit(part) for split, part in parts.items() if any(seen[y].any() for _, y in part)}
 
 
-def _bodies(federation: Federation, server: Tree | None) -> Iterator[tuple[int, Tree]]:
-    """Yield each client of the training population with its body: everyone's, or else the personal model's.
+def _bodies(
+    federation: Federation, server: Tree | None, clients: Sequence[int] | None = None
+) -> Iterator[tuple[int, Tree]]:
+    """Yield clients, by default the training population, with their body: everyone's, or else the personal model's.
 
     Without a server's state it is the body before the first round, when all models are the same.
     """
     start = server is None
     state, names = federation.start() if server is None else server, federation.task.body_names
     shared = _part(federation.algorithm.broadcast(state), names) or (_part(federation.params, names) if start else None)
-    for client in range(federation.num_clients):
+    for client in range(federation.num_clients) if clients is None else clients:
         yield client, shared or _personal(federation, client, state, names)
 
 
@@ -140,6 +144,56 @@ def features(run: Run, split: str = "train") -> Features:
         raise UserError(f"no client has {split} rows, so there are no features: use another split")
     vectors, classes = (np.concatenate(column) for column in zip(*own.values(), strict=True))
     return Features(vectors, classes, np.repeat(list(own), [len(y) for _, y in own.values()]))
+
+
+def probe(run: Run) -> Path:
+    """Write features of a sample of train rows, and FedPCE's embeddings, into a run's folder for `bespoke report`.
+
+    Some rows of every client of the training population, drawn by its number, through the bodies that
+    :func:`gaussianity` reads; no test row. Returns the file's path, in every process.
+    """
+    federation, sizes = run.federation, run.pool.train.sizes
+    there = [client for client in range(federation.num_clients) if sizes[client]]
+    if not there:
+        raise UserError("no client has train rows, so there are no features")
+    width = _sampled(run, there[0], next(_bodies(federation, run.server, there[:1]))[1], 1)[0].shape[1]
+    taken = probes.shares([sizes[client] for client in range(federation.num_clients)], width)
+    rows = {c: _sampled(run, c, body, taken[c]) for c, body in _bodies(federation, run.server, list(taken))}
+    known = _states_with(federation, "embedding")
+    vectors = [state["embedding"].reshape(-1).float().cpu().numpy() for state in known.values()]
+    found = probes.Probe(
+        rows="train",
+        round=run.last_round,
+        vectors=np.concatenate([z for z, _ in rows.values()]),
+        classes=np.concatenate([y for _, y in rows.values()]),
+        clients=np.repeat(list(rows), [len(z) for z, _ in rows.values()]),
+        embeddings=np.stack(vectors) if vectors else np.zeros((0, 1), np.float32),
+        members=np.array(list(known), dtype=np.int64),
+    )
+    return probes.write(run.folder.path, found) if processes.first() else run.folder.path / probes.NAME
+
+
+def _sampled(run: Run, client: int, body: Tree, most: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return features (n, d) of some train rows of a client and their classes (n,), or (0,) where there are none."""
+    task, first, parts, labels = run.federation.task, 0, [], [torch.zeros(0, dtype=torch.int64)]
+    drawn = torch.from_numpy(np.sort(np.random.default_rng(client).permutation(run.pool.train.sizes[client])[:most]))
+    for x, y in run.federation.inspect().examples(client, "train"):
+        own = (drawn[(drawn >= first) & (drawn < first + len(x))] - first).to(x.device)
+        first += len(x)
+        if len(own):
+            with torch.no_grad():
+                parts.append(task.features(body, x[own]).flatten(1).float().cpu())
+            labels += [y[own].cpu()] if task.objective.classes else []
+    return torch.cat(parts).nan_to_num().numpy(), torch.cat(labels).numpy()
+
+
+def _states_with(federation: Federation, name: str) -> dict[int, Tree]:
+    """Return the states of clients that took part, by client, if the method keeps a value of this name in them."""
+    if name not in federation.clients.sample():
+        return {}
+    found = {client: held["state"] for client, held in federation.inspect().states().items()}
+    most = probes.NUMBERS // max(1, max(state[name].numel() for state in found.values())) if found else 0
+    return dict(list(found.items())[:most])
 
 
 def betas(run: Run | RunFolder) -> list[dict[str, Any]]:

@@ -110,8 +110,24 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(opened):
     page, trouble = opened
     charts = page.locator(".chart")
     assert charts.count() == page.locator(".chart .main-svg:first-child").count() >= 8
+    assert page.locator("#partition .barlayer .point").count() >= 2  # a kind of chart that is set up when it is needed
+    assert page.evaluate("'others' in Plotly") is False
     assert page.title() == "Report of 3 runs"  # no name was run as a script
     assert trouble == []
+
+
+def test_other_kinds_of_charts_wait_until_the_first_one_is_there(chromium, report):
+    """Setting them up takes longer than anything else: the first chart does not wait for it."""
+    page = chromium.new_page(viewport={"width": 1200, "height": 900})
+    page.add_init_script(
+        "new MutationObserver(() => { if (document.querySelector('.chart .scatterlayer .trace') && !window.early)"
+        " window.early = ['others' in Plotly, document.querySelectorAll('.chart .main-svg:first-child').length]; })"
+        ".observe(document, {subtree: true, childList: true})"
+    )
+    page.goto(report.as_uri())
+    page.wait_for_selector("html[data-drawn=all]")
+    assert page.evaluate("window.early") == [True, 1]
+    page.close()
 
 
 def test_a_column_is_sorted_both_ways(opened):

@@ -13,8 +13,8 @@ from small_runs import command
 
 from bespoke import UserError
 from bespoke.report import compare
-from bespoke.report.page import html, page_of
-from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, sizes, strips, thinned
+from bespoke.report.page import html, page_of, render
+from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, plain, sizes, strips, thinned
 from bespoke.report.page.parts import Chart, Page, Section, short
 
 
@@ -145,7 +145,7 @@ def test_hostile_names_are_text(tmp_path):
     shown = "".join(parsed.shown)
     for name in HOSTILE:
         assert short(name, 40) in shown, name
-    assert "\u202e" not in shown and "n" * 400 not in text.replace(_plotly(), "")
+    assert "\u202e" not in shown and "n" * 400 not in text.replace(render._plotly(), "")
     tags = [tag for tag, _ in parsed.tags]
     assert tags.count("script") == 3 and "img" not in tags and "b" not in tags
     assert all(own.get("href", "#").startswith(("#", "data:")) for _, own in parsed.tags)
@@ -179,11 +179,19 @@ def _plotly():
     return get_plotlyjs()
 
 
+def test_only_when_plotlys_other_charts_are_set_up_is_changed():
+    """The script is the shipped one but for one call, which waits until it is asked for."""
+    whole, (before, after) = _plotly(), render._plotly().split(".others=()=>")
+    name = re.search(r"\w+$", before)[0]
+    assert whole == before + after.removeprefix(name)
+    assert after.startswith(f"{name}.register([")
+
+
 def test_the_file_is_whole_and_small(two):
     text = html(two[0])
     assert len(text.encode()) < 6_000_000
     assert "default-src 'none'" in text and text.count("sha256-") == 2
-    assert not re.search(r"(?:src|href)=[\"']?https?:", text.replace(_plotly(), ""))
+    assert not re.search(r"(?:src|href)=[\"']?https?:", text.replace(render._plotly(), ""))
 
 
 def test_many_points_are_thinned_and_the_caption_says_so():
@@ -223,3 +231,48 @@ def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
     (run.path / "environment.json").write_text("[]")
     with pytest.raises(UserError, match=r"environment\.json is damaged"):
         page_of(run.path)
+
+
+def test_many_bands_are_left_out_and_the_caption_says_so():
+    x = np.arange(3.0)
+    for count, there in ((8, True), (9, False)):
+        chart = lines(
+            "a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x, x, x) for i in range(count)], False, True
+        )
+        assert any(trace["meta"].get("part") == "band" for trace in chart.figure["data"]) is there
+        assert ("left out" in chart.caption) is not there
+
+
+def test_a_formula_is_text_in_a_chart():
+    assert plain("$a$ <b>") == "&#36;a&#36; &lt;b&gt;"
+
+
+def test_one_run_is_compared_with_nobody(tmp_path):
+    written(tmp_path / "a")
+    (table,) = section(page_of(tmp_path / "a"), "comparison").tables
+    assert table.header[-2:] == ("seconds", "seeds") and not any(cell.best for cell in table.rows[0])
+    assert "Bold" not in table.caption
+
+
+def test_what_clients_log_in_an_evaluation_is_drawn_too(tmp_path):
+    """A client that never took part logs only there; of the others the newer value counts."""
+    run = written(tmp_path / "a", logged={"beta": [0.5, 0.5]})  # of the first two clients of the cohort
+    path = run.path / "clients.jsonl"
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    for row in rows:
+        row["logged"] = {"beta": 0.25} if row["round"] == 4 and row["client"] in (1, 5) else {}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    by_round, last = section(page_of(tmp_path / "a"), "logged").charts
+    points = dict(zip(last.figure["data"][0]["customdata"], last.figure["data"][0]["x"], strict=True))
+    assert {text.partition("<br>")[0]: x for text, x in points.items()} == {"ann": 0.5, "bob": 0.25, "fay": 0.25}
+    assert by_round.figure["data"][-1]["y"] == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "wide"), [([1.0, 5.0, 9.0], False), ([1e-3, 1.0, 1e4], True), ([-1.0, 1e4, 0.1], False)]
+)
+def test_values_of_very_different_size_have_a_logarithmic_axis(tmp_path, values, wide):
+    written(tmp_path / "a", names=("ann", "bob", "cyd"), logged={"precision": values})
+    by_round, last = section(page_of(tmp_path / "a"), "logged").charts
+    assert (last.figure["layout"]["xaxis"].get("type") == "log") is wide
+    assert (by_round.figure["layout"]["yaxis"].get("type") == "log") is wide

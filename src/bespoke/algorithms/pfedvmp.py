@@ -81,9 +81,11 @@ class PFedVMP(Algorithm):
         mean = gaussian.class_means(z, member, torch.zeros_like(down["centroid"]))
         up = {"body": task.body(params), "mean": mean, "count": member.sum(dim=0)}
         if self.aggregation == "precision":
-            up["precision"] = gaussian.pack(
-                gaussian.class_precisions(z, member, self.alpha, self.cut)
-            )
+            own = gaussian.class_precisions(z, member, self.alpha, self.cut)
+            up["precision"] = gaussian.pack(own)
+            there = (up["count"] > 0).to(own.dtype)
+            size = own.diagonal(dim1=-2, dim2=-1).mean(dim=-1)  # over features, (C,)
+            local.log(precision=(size * there).sum() / there.sum().clamp(min=1.0))
             floats = gaussian.message_floats(up["count"], task.feature_dim)
             local.log(bytes_up=tree.nbytes(up["body"]) + 4.0 * floats)
         return {"head": task.head(params)}, up

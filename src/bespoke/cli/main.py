@@ -193,6 +193,9 @@ def run(
     seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Run once for each seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also write features of a few train rows of each client, for report.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     checkpoint_every: Annotated[
         int | None,
@@ -264,6 +267,8 @@ def run(
             raise typer.Exit(max(code for code, _ in peers.gather(stopped.code, {})))  # the same in every process
         if save_models:
             done.save_models()
+        if probe:
+            _probe(done)
         results.append((done, folder))
         if not as_json:
             print(_sentence(done, folder))
@@ -272,6 +277,16 @@ def run(
         print(json.dumps(summaries if seeds else summaries[0], indent=2))
     if any(trouble(done.summary) for done, _ in results):
         raise typer.Exit(3)
+
+
+def _probe(done: Any) -> None:
+    """Write what a report shows of a run's features; where it has none, that is a note: the run is done."""
+    from bespoke import analysis
+
+    try:
+        analysis.probe(done)
+    except UserError as error:
+        print(visible(f"note: no probe: {error}"), file=sys.stderr)
 
 
 def _number(text: str) -> int | str:
@@ -358,10 +373,17 @@ def curves(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain them.")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders that contain them.", show_default=False)
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page, .html; default: report.html.")
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="TABLE", help="Instead of runs: a paper's table that bespoke list tables shows."),
+    ] = None,
+    results: Annotated[Path, typer.Option(help="With --table: folder of the results.")] = Path("results"),
     pdf: Annotated[Path | None, typer.Option(help="Also print the page to this file, through a browser.")] = None,
     baseline: Annotated[str | None, typer.Option(help="As for compare.")] = None,
     select: Annotated[str | None, typer.Option(help="As for compare.")] = None,
@@ -370,18 +392,26 @@ def report(
     metric: Annotated[str | None, typer.Option(help="As for compare.")] = None,
     watched: Watch = None,
 ) -> None:
-    """Write a page with the tables and charts of runs: one file for any browser, which needs no network."""
+    """Write a page about runs, or about a paper's table: one file for any browser, which needs no network."""
     from bespoke.report import page
     from bespoke.report.page.render import check_paths
 
+    if bool(folders) == (table is not None):
+        raise UserError("give folders of runs, or the name of a table with --table")
     made = partial(page.page_of, baseline=baseline, select=select, view=view, group=group, metric=metric)
     if watched is not None:
-        if output or pdf:
-            raise UserError("--watch serves the page and writes no file: leave --output and --pdf out")
+        if output or pdf or not folders:
+            raise UserError("--watch serves the page of runs and writes no file: leave --output, --pdf and --table out")
         return watch(watched, folders, made)
     output = output or Path("report.html")
     check_paths(output, pdf)  # before anything is read
-    page.write(made(folders), output)
+    if table is not None:
+        from bespoke.tables import sections
+
+        shown = sections.page_of(table, results)
+    else:
+        shown = made(folders or [])
+    page.write(shown, output)
     print(visible(f"report: {output}"))
     if pdf is not None:
         print(visible(f"printed: {page.pdf(output, pdf)}"))

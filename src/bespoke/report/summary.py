@@ -112,12 +112,15 @@ class Evaluations:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._blocks: dict[tuple[str, str], dict[int, _Block]] = defaultdict(lambda: defaultdict(_Block))
+        self.logged: dict[int, tuple[int, dict[str, Any]]] = {}  # what each client last logged, and its round
         for line in folder.clients():
             if not self._blocks[line["view"], line["split"]][line["round"]].add(line):
                 raise UserError(
                     f"{folder.path} holds client {line['client']} twice in round {line['round']} "
                     f"({line['split']}, {line['view']}): two runs wrote there; run the experiment again"
                 )
+            if line["logged"]:
+                self.logged[line["client"]] = line["round"], line["logged"]
         named: Line = next((row for row in reversed(folder.rounds()) if "evaluated" in row), {})
         views = [view for view, split in self._blocks if split == "test"]
         found = headline(named, [{"view": view} for view in views])

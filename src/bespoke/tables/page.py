@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bespoke.errors import visible
-from bespoke.report.table import aligned, for_markdown
+from bespoke.report.page import markdown, parts
+from bespoke.report.table import aligned
 from bespoke.tables import words
 from bespoke.tables.beside import POINTS, REPETITIONS, Beside, Column, Number
 from bespoke.tables.reasons import Reason
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120  # of plain text
 MARK, CHANGED = "*", "†"
+FEET = ("Kendall's tau", "best method", "within 1, 2 points")  # rows about whole columns
 
 
 @dataclass(frozen=True)
@@ -160,20 +162,26 @@ class Page:
         told = f"{counted[0]}, {counted[1]} of {len(near)}" if near else ""
         return ["" if tau is None else f"{tau:.2f}", best, told]
 
-    def _grid(self, columns: Sequence[Column]) -> tuple[list[str], list[list[list[str]]]]:
-        """Return the header, and rows of cells of lines, the feet last."""
-        header = ["method", *(_head(column) for column in columns)]
+    def _rows(self, columns: Sequence[Column]) -> list[tuple[str, list[Number | None]]]:
+        """Return the rows in which there is anything to show: a name and a number for each column, if it has one."""
         by_row = [{number.entry.row.id: number for number in column.numbers if _shown(number)} for column in columns]
-        rows = [
-            [[row.name], *(self._cell(c, own.get(row.id)) for c, own in zip(columns, by_row, strict=True))]
-            for row in self.beside.table.rows
-            if any(row.id in own for own in by_row)
-        ]
+        rows = [(row.name, [own.get(row.id) for own in by_row]) for row in self.beside.table.rows]
+        return [(name, numbers) for name, numbers in rows if any(numbers)]
+
+    def _foot(self, columns: Sequence[Column]) -> list[list[str]]:
+        """Return the rows about whole columns that have anything to say, each with its name."""
         feet = [self._feet(column) for column in columns]
-        for i, name in enumerate(("Kendall's tau", "best method", "within 1, 2 points")):
-            if any(foot[i] for foot in feet):
-                rows.append([[name], *([foot[i]] for foot in feet)])
-        return header, rows
+        named = [[name, *(foot[i] for foot in feet)] for i, name in enumerate(FEET)]
+        return [row for row in named if any(row[1:])]
+
+    def _grid(self, columns: Sequence[Column]) -> tuple[list[str], list[list[list[str]]]]:
+        """Return the header, and rows of cells of lines, those about whole columns last."""
+        header = ["method", *(_head(column) for column in columns)]
+        rows = [
+            [[name], *(self._cell(column, number) for column, number in zip(columns, numbers, strict=True))]
+            for name, numbers in self._rows(columns)
+        ]
+        return header, rows + [[[text] for text in row] for row in self._foot(columns)]
 
     def _blocks(self, width: int) -> Iterable[tuple[list[str], list[list[list[str]]]]]:
         """Yield the grid in parts that fit a width; at least one column each."""
@@ -273,13 +281,30 @@ class Page:
         below = [Text(visible(line), style="dim") for line in [*self.caption, *self.notes, *self.misses]]
         return Group(Text(visible(self.title), "bold"), *parts, *below)
 
+    def shown(self) -> parts.Table:
+        """Return the table for a page; numbers that are marked are bold, and lead to how they are obtained."""
+        columns = self._columns
+        rows = [
+            (parts.Cell(name), *(self._shown_cell(c, number) for c, number in zip(columns, numbers, strict=True)))
+            for name, numbers in self._rows(columns)
+        ]
+        feet = tuple(tuple(parts.Cell(text) for text in row) for row in self._foot(columns))
+        header = ("method", *(_head(column) for column in columns))
+        return parts.Table(header, tuple(rows), "\n".join(self.caption), feet=feet)
+
+    def _shown_cell(self, column: Column, number: Number | None) -> parts.Cell:
+        if number is None:
+            return parts.Cell("")
+        first, *below = self._cell(column, number)
+        value = number.published if number.mean is None else number.mean
+        anchor = f"cell-{column.cell.id}" if number.entry.runs else ""
+        return parts.Cell(first, value, below="".join(below), marked=number.marked, anchor=anchor)
+
     def markdown(self) -> str:
         """Return a Markdown table with what is said below it; numbers that are marked are bold."""
-        header, rows = self._grid(self._columns)
-        cells = [["<br>".join(_bold(for_markdown(line)) for line in cell) for cell in row] for row in rows]
-        lines = [*markdown_table([for_markdown(cell) for cell in header], cells), ""] if rows else []
-        lines += [for_markdown(line) for line in self.caption]
-        lines += ["", *markdown_bullets(self.notes)] if self.notes else []
+        lines = markdown.table_lines(self.shown())
+        if self.notes:
+            lines += ["", *markdown.bullet_lines(parts.Bullets("", tuple((note,) for note in self.notes)))]
         return "\n".join(lines) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
@@ -322,16 +347,6 @@ def explained(reason: Reason | None) -> str:
 def visible_lines(text: str) -> str:
     """Return text of several lines, each safe for a terminal."""
     return "\n".join(map(visible, text.split("\n"))) + "\n"
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table whose columns, but for the first, are right-aligned."""
-    return ["| " + " | ".join(row) + " |" for row in [header, ["---", *["---:"] * (len(header) - 1)], *rows]]
-
-
-def markdown_bullets(lines: Iterable[str]) -> list[str]:
-    """Return lines of plain text as a list in Markdown."""
-    return [f"- {for_markdown(line)}" for line in lines]
 
 
 def _shown(number: Number) -> bool:
@@ -382,8 +397,3 @@ def _flat(header: list[str], rows: list[list[list[str]]]) -> list[list[str]]:
 def _width(grid: tuple[list[str], list[list[list[str]]]]) -> int:
     columns = zip(*_flat(*grid), strict=True)
     return sum(max(map(len, column)) + 2 for column in columns)
-
-
-def _bold(line: str) -> str:
-    """Return a line of a cell in bold if it is marked."""
-    return f"**{line}**" if "\\*" in line else line

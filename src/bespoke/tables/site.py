@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.files import make_folder, write_atomic
+from bespoke.report.page import markdown
+from bespoke.report.page.parts import Bullets
 from bespoke.report.table import aligned, for_markdown
 from bespoke.tables import reasons, spec, words
 from bespoke.tables.beside import Reader
-from bespoke.tables.page import Counts, Page, explained, markdown_bullets, markdown_table
+from bespoke.tables.page import Counts, Page, explained
 from bespoke.tables.results import Result
-from bespoke.tables.spec import Cell, Table
+from bespoke.tables.sections import sections_of
+from bespoke.tables.spec import Table
 
 FRONT = "README.md"
 _WRITTEN = "<!-- Written by `bespoke table --write`; do not edit. -->"
@@ -87,7 +90,7 @@ class Site:
             "The papers' tables with ours beside them, written by `bespoke table --write docs/results` from `results/`",
             "and `experiments/` alone. [tables.md](../tables.md) says how they are made, and what a mark means.",
             "",
-            *markdown_table(["paper", *_state(total), "training"], rows),
+            *markdown.grid(["paper", *_state(total), "training"], rows),
             "",
             *_LEGEND,
         ]
@@ -105,46 +108,19 @@ class Site:
                 "",
                 "Of numbers that are not marked any more.",
                 "",
-                *markdown_bullets(kept),
+                *markdown.bullet_lines(Bullets("", tuple((line,) for line in kept))),
             ]
         lines += ["", f"Training: {self._spent_told(self.papers[name])}. [All papers](README.md)"]
         return "\n".join(lines) + "\n"
 
     def _section(self, page: Page, out: Path) -> list[str]:
-        """Return what a paper's page says of one table."""
-        table, counts = page.beside.table, page.counts
-        lines = [f"## {for_markdown(f'{table.source}: {table.title}')}", ""]
-        paragraphs = [" ".join(part.split()) for part in table.about.split("\n\n") if part.strip()]
-        for paragraph in paragraphs:
-            lines += [for_markdown(paragraph), ""]
-        if table.kind == "figure":
-            wanted = [number for number in page.beside.numbers if number.entry.runs]
-            run = f"; {sum(bool(number.ours) for number in wanted)} of {len(wanted)} runs are there" if wanted else ""
-            lines += [f"Draw it with `bespoke figure {table.name}`{run}.", ""]
-            drawn = f"{table.name.replace('/', '_')}.png"
-            lines += [f"![{for_markdown(table.source)}]({drawn})", ""] if (out / drawn).is_file() else []
-        if counts.cells or (table.kind == "table" and table.cells):
-            lines += [page.markdown().rstrip("\n"), ""]
-        if counts.points:
-            near = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
-            lines += [f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns.", ""]
-        if page.misses:
-            lines += ["Marked numbers:", "", *markdown_bullets(page.misses), ""]
-        return [*lines, *self._settings(table, _linker(out))]
-
-    def _settings(self, table: Table, link: Callable[[Path], str]) -> list[str]:
-        """Return where a table's settings are: its file, the run files, and what differs from them."""
-        run = [(entry, entry.base) for entry in table.entries if entry.runs and entry.base]
-        bases = {entry.cell.base: path for entry, path in run}
-        presets = {entry.algorithm: path.parent / "algorithms" / f"{entry.algorithm}.toml" for entry, path in run}
-        presets = {name: path for name, path in presets.items() if path.is_file()}
-        places = [f"[the table's file]({link(table.path)})"]
-        for what, files in (("run files", bases), ("presets", presets)):
-            if files:
-                places.append(f"{what} {', '.join(f'[{name}]({link(path)})' for name, path in files.items())}")
-        if (own := self.root / table.name).is_dir():
-            places.append(f"[results]({link(own)})")
-        return [f"Settings: {'; '.join(places)}.", *_changes(table)]
+        """Return what a paper's page says of one table, with a figure's picture if it is there."""
+        table, target = page.beside.table, _linker(out)
+        first, *others = sections_of(page, self.root)
+        drawn = f"{table.name.replace('/', '_')}.png"
+        lines = markdown.section_lines(first, target)
+        lines += ["", f"![{for_markdown(table.source)}]({drawn})"] if (out / drawn).is_file() else []
+        return [*lines, *(line for other in others for line in ("", *markdown.section_lines(other, target, 3)))]
 
     def _reasons_kept(self, pages: Sequence[Page]) -> list[str]:
         numbers = [number for page in pages for number in page.beside.numbers if not number.marked]
@@ -222,27 +198,3 @@ _LEGEND = [
     "methods that were run. Training is the time of all trainings, each counted once; the times of trainings side by",
     "side are added up.",
 ]
-
-
-def _changes(table: Table) -> list[str]:
-    """Return what columns and rows change in their run files, as bullets; first what all columns change."""
-    cells = [cell for cell in table.cells if not cell.missing and cell.kind != "derived"]
-    parts = [_cell_changes(cell) for cell in cells]
-    common = [part for part in next(iter(parts), []) if all(part in own for own in parts)]
-    said = [f"- every column: {', '.join(common)}"] if common else []
-    for cell, own in zip(cells, parts, strict=True):
-        if rest := [part for part in own if part not in common]:
-            said.append(f"- {for_markdown(cell.name)}: {', '.join(rest)}")
-    said += [f"- {for_markdown(row.name)}: {_code(row.set)}" for row in table.rows if row.set]
-    return ["", *said] if said else []
-
-
-def _cell_changes(cell: Cell) -> list[str]:
-    parts = [_code([text]) for text in cell.set]
-    parts += [f"`{key}` = {number} + seed" for key, number in cell.by_seed.items()]
-    parts += [f"for {for_markdown(row)} {_code(own['set'])}" for row, own in cell.methods.items() if own.get("set")]
-    return [*parts, *([f"evaluated again with {_code(cell.evaluate)}"] if cell.evaluate else [])]
-
-
-def _code(overrides: Iterable[str]) -> str:
-    return ", ".join(f"`{text}`" for text in overrides)

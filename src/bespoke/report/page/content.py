@@ -11,13 +11,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bespoke.errors import UserError
+from bespoke.report import probes
 from bespoke.report.compare import Chosen, choose, compare_groups
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, aggregate, tenth
-from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, sizes, strips, whole
+from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
 from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
+from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
 from bespoke.report.summary import totals, trouble
 from bespoke.report.table import Comparison, Row, human_bytes, interval, with_std
@@ -41,7 +44,8 @@ def page_of(
     comparison = compare_groups(groups, warnings, baseline, select, view, group, metric)
     chosen = {label: choose(groups, label, comparison.select, view, group, comparison.metric) for label in groups}
     own = _Runs(groups, comparison, chosen, view, group)
-    sections = [_compared(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own), _setup(own)]
+    sections = [_compared(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own)]
+    sections += [_probed(own), _setup(own)]
     return Page(
         title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else short(next(iter(groups)))),
         lead=comparison.title + ".",
@@ -71,6 +75,10 @@ class _Runs:
         return {id(run): run.folder.federation() or {} for _, run in self.every}
 
     @cached_property
+    def _rounds(self) -> dict[int, list[dict[str, Any]]]:
+        return {}
+
+    @cached_property
     def _several_seeds(self) -> bool:
         return len({run.seed for _, run in self.every}) > 1
 
@@ -82,6 +90,12 @@ class _Runs:
     def told(self, run: RecordedRun) -> dict[str, Any]:
         """Return what `federation.json` says, empty if there is none."""
         return self._told[id(run)]
+
+    def rounds(self, run: RecordedRun) -> list[dict[str, Any]]:
+        """Return a run's lines of `rounds.jsonl`, read once."""
+        if id(run) not in self._rounds:
+            self._rounds[id(run)] = run.folder.rounds()
+        return self._rounds[id(run)]
 
     def name(self, run: RecordedRun, client: Any) -> str:
         """Return a client's name, with the seed where several make other clients of the same name."""
@@ -104,8 +118,9 @@ def _compared(own: _Runs) -> Section:
     """Return the comparison's table."""
     shown, unit = own.comparison, own.unit
     header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
-    header.append(f"minus {short(shown.baseline, 40)} [95 %]")
-    best = shown.best()
+    several = len(shown.rows) > 1
+    header += [f"minus {short(shown.baseline, 40)} [95 %]"] if several else []
+    best = shown.best() if several else {}
     rows = []
     for i, row in enumerate(shown.rows):
         cells = [
@@ -116,13 +131,13 @@ def _compared(own: _Runs) -> Section:
             Cell("-" if row.cv.mean is None else f"{row.cv.mean:.3f}", row.cv.mean),
             Cell(human_bytes(row.bytes_per_round), row.bytes_per_round),
             Cell(f"{row.seconds:.1f}", row.seconds),
-            _difference(own, row),
+            *([_difference(own, row)] if several else []),
         ]
         rows.append((*cells, Cell(str(len(row.seeds)), len(row.seeds))))
     caption = (
         f"{_sentence(shown.caption)} Worst 10 %: mean of the worst tenth of the clients. CV: standard deviation over "
         "clients by the pooled value; smaller is more even. Bytes: both directions, all clients of a round. Seconds: a "
-        "whole run with its evaluations. Bold: the best value."
+        f"whole run with its evaluations.{' Bold: the best value.' if several else ''}"
     )
     return Section("comparison", "Comparison", tables=(Table((*header, "seeds"), tuple(rows), caption),))
 
@@ -152,7 +167,7 @@ def _curves(own: _Runs) -> Section:
         means = [[aggregate(e.scores(v, metric, n, own.group)).mean for n in rounds] for e, v in named]
         values = unit.scale * np.array(means, dtype=np.float64)  # [seeds, R], None becomes NaN
         low, high = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
-        costs = [_spent(run) for run in runs.values()]
+        costs = [_spent(run, own.rounds(run)) for run in runs.values()]
         for name, lists in drawn.items():
             if name == "rounds":
                 lists.append(Line(label, place, place, np.array(rounds, dtype=np.float64), values.mean(0), low, high))
@@ -186,11 +201,11 @@ def _span(drawn: Sequence[Line]) -> float:
     return float(max(ends) - min(ends)) if ends else 0.0
 
 
-def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
+def _spent(run: RecordedRun, rounds: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
     """Return bytes and seconds of all rounds up to each one, by round."""
     found: dict[str, dict[int, float]] = {"bytes": {}, "seconds": {}}
     total = 0.0
-    for row in run.folder.rounds():
+    for row in rounds:
         total += row["bytes_down"] + row["bytes_up"]
         found["bytes"][row["round"]] = total
     total = 0.0
@@ -235,7 +250,7 @@ def _clients(own: _Runs) -> Section:
         if rows:
             charts.append(_gain_chart(own, title, words, rows))
             tables.append(_gain_table(own, title, rows))
-    return Section("clients", "Each client: who gains, who loses", "", tuple(charts), tuple(tables), legend=True)
+    return Section("clients", "Each client: who gains, who loses", (), tuple(charts), tuple(tables), legend=True)
 
 
 def _rounds(own: _Runs, label: str) -> list[tuple[int, RecordedRun]]:
@@ -346,7 +361,7 @@ def _fairness(own: _Runs) -> Section:
     header = ("method", f"worst 10 %: mean{unit.name}", "clients, the worst first")
     worst_caption = "The worst tenth of the clients, rounded up; in brackets their seed, where there are several."
     table = Table(header, tuple(body), worst_caption, numbers=False)
-    return Section("fairness", "Fairness", "", (chart,), (table,), legend=True)
+    return Section("fairness", "Fairness", (), (chart,), (table,), legend=True)
 
 
 # --- partition -----------------------------------------------------------------------------------------------------
@@ -378,46 +393,130 @@ def _partition(own: _Runs) -> Section:
 # --- what methods log ----------------------------------------------------------------------------------------------
 
 
+_Kind = tuple[str, str]  # a value's name, and the kind of condition of the clients that logged it
+
+
 def _logged(own: _Runs) -> Section:
     """Return each logged value by round, and its last value of every client, by kind of condition if there are any."""
     last: dict[str, list[Strip]] = {}
     by_round: dict[str, list[Line]] = {}
     several_kinds = False
-    for place, (label, runs) in enumerate(own.groups.items()):
-        values: dict[tuple[str, str], dict[int, list[float]]] = {}  # (name, kind) -> round -> values
-        final: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}  # (name, kind) -> client -> (round, value)
-        for run in runs.values():
-            conditions = dict(enumerate(own.told(run).get("conditions", ())))
-            for row in run.folder.rounds():
-                for name, logged in row["logged"].items():
-                    for client, value in zip(row["cohort"], logged, strict=False):
-                        if name in COSTS or value is None:
-                            continue
-                        key = name, kind(conditions[client]) if client in conditions else ""
-                        values.setdefault(key, {}).setdefault(row["round"], []).append(value)
-                        final.setdefault(key, {})[own.name(run, client)] = row["round"], value
-        for (name, condition), found in values.items():
+    for place, label in enumerate(own.groups):
+        values, final = _logged_by(own, label)
+        for (name, condition), ends in final.items():
             said = f"{label}, {condition}" if condition else label
             several_kinds |= bool(condition)
-            colour = len(by_round.get(name, ())) if condition else place
-            rounds = sorted(found)
-            low, middle, high = (np.array([np.quantile(found[n], q) for n in rounds]) for q in (0.1, 0.5, 0.9))
-            x = np.array(rounds, dtype=np.float64)
-            by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
-            ends = final[name, condition]
+            colour = len(last.get(name, ())) if condition else place
+            if found := values.get((name, condition)):
+                rounds = sorted(found)
+                low, middle, high = np.array([np.quantile(found[n], (0.1, 0.5, 0.9)) for n in rounds]).T
+                x = np.array(rounds, dtype=np.float64)
+                by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
             hover = [f"{plain(who)}<br>round {number}: <b>{value:.4g}</b>" for who, (number, value) in ends.items()]
             own_values = np.array([value for _, value in ends.values()], dtype=np.float64)
             last.setdefault(name, []).append(Strip(said, place, colour, own_values, hover))
     charts = []
-    for name in by_round:
+    for name, rows in last.items():
         title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
-        caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; band: "
-        caption += "from the tenth to the ninetieth percentile."
-        along = whole("round", _span(by_round[name]))
-        charts.append(lines(f"{title} by round", caption, along, axis(title), by_round[name], several_kinds, True))
-        caption = f"{title} of every client in the last round that it took part in{groups}; the thick line is the mean."
-        charts.append(strips(f"{title} of every client", caption, axis(title), last[name]))
+        scale = _scale(np.concatenate([row.values for row in rows]))
+        if drawn := by_round.get(name):
+            caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
+            caption += "band: from the tenth to the ninetieth percentile."
+            along, up = whole("round", _span(drawn)), axis(title) | scale
+            charts.append(lines(f"{title} by round", caption, along, up, drawn, several_kinds, True))
+        caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
+        charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))
     return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)
+
+
+def _logged_by(
+    own: _Runs, label: str
+) -> tuple[dict[_Kind, dict[int, list[float]]], dict[_Kind, dict[str, tuple[int, float]]]]:
+    """Return what a method's clients logged in training, by round, and each client's last value with its round."""
+    values: dict[_Kind, dict[int, list[float]]] = {}
+    final: dict[_Kind, dict[str, tuple[int, float]]] = {}
+    for run in own.groups[label].values():
+        conditions = dict(enumerate(own.told(run).get("conditions", ())))
+        for client, number, name, value, trained in _notes(run, own.rounds(run)):
+            if name in COSTS or value is None:
+                continue
+            key, who = (name, kind(conditions[client]) if client in conditions else ""), own.name(run, client)
+            if trained:
+                values.setdefault(key, {}).setdefault(number, []).append(value)
+            if final.setdefault(key, {}).get(who, (0, 0.0))[0] <= number:
+                final[key][who] = number, value
+    return values, final
+
+
+def _notes(run: RecordedRun, rounds: list[dict[str, Any]]) -> Iterator[tuple[int, int, str, float | None, bool]]:
+    """Yield client, round, name and value of what was logged, and whether in training or in an evaluation."""
+    for row in rounds:
+        for name, logged in row["logged"].items():
+            for client, value in zip(row["cohort"], logged, strict=False):
+                yield client, row["round"], name, value, True
+    for client, (number, told) in run.evaluations.logged.items():  # also of clients that never trained
+        for name, value in told.items():
+            yield client, number, name, value, False
+
+
+def _scale(values: Floats) -> dict[str, Any]:
+    """Return a logarithmic axis for positive values of very different size, which precisions and variances are."""
+    known = values[np.isfinite(values)]
+    if not known.size or known.min() <= 0:
+        return {}
+    low, high = np.quantile(known, (0.1, 0.9))
+    return {"type": "log", "exponentformat": "power", "dtick": 1} if high > 30 * low else {}
+
+
+# --- what a probe kept -----------------------------------------------------------------------------------------------
+
+PROBED = 8  # runs whose features are drawn
+
+
+def _probed(own: _Runs) -> Section:
+    """Return the features of sampled rows in the plane, by class and by client, and the clients' embeddings."""
+    firsts = [(label, next(iter(runs.values()))) for label, runs in own.groups.items()]
+    found = [(label, run, probe) for label, run in firsts if (probe := probes.read(run.folder.path)) is not None]
+    charts: list[Chart] = []
+    embedded: list[Chart] = []
+    for label, run, probe in found[:PROBED]:
+        named = f"{short(label)}, seed {run.seed}" if len(own.every) > 1 else short(label)
+        who = [own.name(run, client) for client in probe.clients.tolist()]
+        classes = [f"class {n}" for n in probe.classes.tolist()]
+        several = f"{len(set(probe.clients.tolist()))} clients, after round {probe.round}"
+        if len(probe.vectors) > 1:
+            flat, kept = _plane(probe.vectors)
+            caption = (
+                f"{named}: what enters the model's last layer, of {len(flat):,} {probe.rows} rows of {several}; the "
+                f"first two principal components, {kept:.0%} of the variance."
+            )
+            hover = [
+                f"{plain(name)}<br>{own_class}" for name, own_class in zip(who, classes or [""] * len(who), strict=True)
+            ]
+            for words, marks in (("class", classes), ("client", who)):
+                if marks:
+                    charts.append(scatter(f"Features by {words}: {short(label, 40)}", caption, marks, flat, hover))
+        if len(probe.embeddings) > 1:
+            flat, kept = _plane(probe.embeddings)
+            conditions = own.told(run).get("conditions") or []
+            members = probe.members.tolist()
+            names = [own.name(run, client) for client in members]
+            marks = [kind(conditions[client]) if client < len(conditions) else "clients" for client in members]
+            caption = (
+                f"{named}: each client's embedding after round {probe.round}; the first two principal components, "
+            )
+            caption += f"{kept:.0%} of the variance." + (" Colour: kind of condition." if conditions else "")
+            title = f"Embeddings of the clients: {short(label, 40)}"
+            embedded.append(scatter(title, caption, marks, flat, [plain(name) for name in names], size=9))
+    text = f"Of {len(found)} runs with features the first {PROBED} are drawn." if len(found) > PROBED else ""
+    return Section("probe", "Features", ((text,),) if text else (), (*charts, *embedded))
+
+
+def _plane(vectors: NDArray[np.float32]) -> tuple[Floats, float]:
+    """Return vectors (N, d) in the plane of their first two principal components, and its share of the variance."""
+    flat = plane(vectors)
+    whole_variance = float(np.square(vectors - vectors.mean(0, dtype=np.float64)).sum())
+    return flat, float(np.square(flat).sum()) / whole_variance if whole_variance else 1.0
 
 
 # --- settings, environment, warnings -------------------------------------------------------------------------------
@@ -477,7 +576,7 @@ def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
     """Return who was `refused` or `missing` how often, with the last reason."""
     times: Counter[str] = Counter()
     why: dict[str, str] = {}
-    for row in run.folder.rounds():
+    for row in own.rounds(run):
         for client, reason in row.get(what, {}).items():
             times[client] += 1
             why[client] = reason

@@ -19,15 +19,17 @@ from bespoke.report.charts import swarm
 from bespoke.report.page.parts import Chart, short
 
 MOST = 20_000  # points of a chart
+BANDS = 8  # bands of a chart
 HUES = 7  # colours of the theme; a line beyond them has another dash
 DASHES = ("solid", "dash", "dot", "dashdot")
+BELOW = {"orientation": "h", "y": -0.16, "yanchor": "top"}  # a legend
 Floats = NDArray[np.float64]
 
 
 def plain(text: str, longest: int = 60) -> str:
-    """Return a name as text inside a chart, where plotly would read tags and fill in what stands in %{braces}."""
-    escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "%{": "%&#123;"}
-    return re.sub(r"[&<>]|%\{", lambda found: escapes[found[0]], short(text, longest))
+    """Return a name as text inside a chart, where plotly would read tags, $formulas$ and fill in %{braces}."""
+    escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%{": "%&#123;"}
+    return re.sub(r"[&<>$]|%\{", lambda found: escapes[found[0]], short(text, longest))
 
 
 def numbers(values: Any) -> list[float | None]:
@@ -71,14 +73,14 @@ def lines(
     title: str, caption: str, x: dict[str, Any], y: dict[str, Any], drawn: Sequence[Line], legend: bool, wide: bool
 ) -> Chart:
     """Draw lines; `x` and `y` are axes, `legend` shows one inside the chart, for lines that are no methods."""
-    points = sum(len(line.x) for line in drawn)
+    points, bands = sum(len(line.x) for line in drawn), sum(line.low is not None for line in drawn)
     each = MOST // max(1, len(drawn)) if points > MOST else MOST
     data: list[dict[str, Any]] = []
     for line in drawn:
         keep = thinned(len(line.x), each)
         xs, ys, name = numbers(line.x[keep]), numbers(line.y[keep]), plain(line.label)
         meta = {"colour": line.colour % HUES, "method": line.method}
-        if line.low is not None and line.high is not None:
+        if line.low is not None and line.high is not None and bands <= BANDS:
             low, high = numbers(line.low[keep]), numbers(line.high[keep])
             around = {"x": [*xs, *xs[::-1]], "y": [*high, *low[::-1]], "fill": "toself", "mode": "none"}
             data.append({**around, "meta": {**meta, "part": "band"}, "hoverinfo": "skip", "showlegend": False})
@@ -102,6 +104,8 @@ def lines(
     layout = {"xaxis": x, "yaxis": y, "height": 340, "hovermode": "closest", "showlegend": legend}
     if legend:
         layout |= {"legend": {"orientation": "h", "y": -0.25, "yanchor": "top"}, "height": 400}
+    if bands > BANDS:
+        caption += f" The bands of {bands} lines would cover each other and are left out."
     if points > MOST:
         caption += f" Of {points:,} points {sum(len(thinned(len(o.x), each)) for o in drawn):,} are drawn."
     return Chart(title, caption, _told_lines(drawn, y["title"]["text"]), _figure(data, layout), wide)
@@ -136,10 +140,13 @@ class Strip:
 ROW, LETTERS = 58, 42  # pixels of a row whose label has one line; letters of a line, which a phone has room for
 
 
-def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], zero: bool = False) -> Chart:
+def strips(
+    title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], zero: bool = False, each: str = "client"
+) -> Chart:
     """Draw each row's values as points beside each other, with their mean; `zero` marks where nothing changes."""
     finite = [np.isfinite(row.values) for row in rows]
-    everything = np.concatenate([row.values[own] for row, own in zip(rows, finite, strict=True)])
+    placed = np.log10 if x.get("type") == "log" else np.asarray  # how far apart points are drawn
+    everything = placed(np.concatenate([row.values[own] for row, own in zip(rows, finite, strict=True)]))
     most = MOST // max(1, len(rows)) if everything.size > MOST else MOST
     span = float(np.ptp(everything)) if everything.size else 1.0
     data: list[dict[str, Any]] = []
@@ -153,7 +160,7 @@ def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], z
         values, points = row.values[keep], points + len(keep)
         meta = {"colour": row.colour % HUES, "method": row.method}
         if len(values):
-            offsets = 0.75 * swarm(values, (span or 1.0) / 90)
+            offsets = 0.75 * swarm(placed(values), (span or 1.0) / 90)
             data.append(
                 {
                     "x": numbers(values),
@@ -194,7 +201,94 @@ def strips(title: str, caption: str, x: dict[str, Any], rows: Sequence[Strip], z
         caption += f" Of {everything.size:,} points {points:,} are drawn, evenly spread from lowest to highest."
     layout |= {"annotations": annotations, "shapes": shapes, "margin": {"l": 8, "r": 12, "t": 12, "b": 44}}
     figure = _figure(data, layout)
-    return Chart(title, caption, f"Points, one for each client. {'; '.join(told) or 'No known value'}.", figure)
+    return Chart(title, caption, f"Points, one for each {each}. {'; '.join(told) or 'No known value'}.", figure)
+
+
+# --- points -------------------------------------------------------------------------------------------------------
+
+
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")  # so that a colour need not be seen
+
+
+def against(
+    title: str,
+    caption: str,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    groups: dict[str, NDArray[np.bool_]],
+    theirs: Floats,
+    ours: Floats,
+    hover: Sequence[str],
+    near: float,
+) -> Chart:
+    """Draw two values [N] of the same things against each other, coloured by group, with the lines of up to `near`."""
+    data = _grouped(groups, theirs, ours, hover)
+    ends = [float(f"{end:.6g}") for end in (min(theirs.min(), ours.min()), max(theirs.max(), ours.max()))]
+    room = 0.04 * (ends[1] - ends[0] or 1.0)
+    low, high = ends[0] - room, ends[1] + room
+    shapes = [
+        {
+            "type": "line",
+            "x0": low,
+            "x1": high,
+            "y0": low + shift,
+            "y1": high + shift,
+            "layer": "below",
+            "line": {"dash": dash},
+        }
+        for shift, dash in ((0.0, "solid"), (near, "dot"), (-near, "dot"))
+    ]
+    layout = {
+        "xaxis": x | {"range": [low, high]},
+        "yaxis": y | {"range": [low, high]},
+        **{"height": 520, "hovermode": "closest", "showlegend": True, "shapes": shapes, "legend": BELOW},
+    }
+    gap = ours - theirs
+    told = (
+        f"{len(ours)} points: ours is higher for {int((gap > 0).sum())} and lower for {int((gap < 0).sum())}; "
+        f"{int((np.abs(gap) <= near).sum())} differ by at most {near:g}. Differences are from {gap.min():+.4g} to "
+        f"{gap.max():+.4g}, their median {float(np.median(gap)):+.4g}."
+    )
+    return Chart(title, caption, told, _figure(data, layout))
+
+
+def scatter(
+    title: str, caption: str, marks: Sequence[str], flat: Floats, hover: Sequence[str], size: float = 6
+) -> Chart:
+    """Draw points (N, 2) in a plane whose axes have no meaning of their own, coloured by what they are marked with."""
+    labels = sorted(set(marks), key=lambda text: (len(text), text))
+    named = np.array(marks)
+    data = _grouped({label: named == label for label in labels}, flat[:, 0], flat[:, 1], hover, size)
+    bare = {"showticklabels": False, "zeroline": False}
+    few = 1 < len(labels) <= 2 * HUES
+    layout = {
+        "xaxis": axis("first component", **bare),
+        "yaxis": axis("second component", **bare, scaleanchor="x"),
+        **{"height": 440, "hovermode": "closest", "showlegend": few, "legend": BELOW | {"y": -0.1}},
+    }
+    middles = np.stack([flat[named == label].mean(0) for label in labels])
+    spread = float(np.sqrt(np.square(flat - middles[[labels.index(m) for m in marks]]).sum(1).mean()))
+    apart = float(np.sqrt(np.square(middles - flat.mean(0)).sum(1).mean()))
+    told = f"{len(flat):,} points in {len(labels)} groups: {', '.join(short(label, 30) for label in labels[:20])}"
+    told += f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    told += f". The groups' middles are {apart:.3g} from the middle of all; points are {spread:.3g} from their own."
+    return Chart(title, caption, told, _figure(data, layout), wide=False)
+
+
+def _grouped(
+    groups: dict[str, NDArray[np.bool_]], x: Floats, y: Floats, hover: Sequence[str], size: float = 8
+) -> list[dict[str, Any]]:
+    """Return points [N], a trace for each group with a colour and a symbol of its own."""
+    return [
+        {
+            **{"x": numbers(x[own]), "y": numbers(y[own]), "mode": "markers", "name": plain(name, 30)},
+            "customdata": [text for text, there in zip(hover, own, strict=True) if there],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {"size": size, "opacity": 0.8, "symbol": SYMBOLS[(place + place // HUES) % len(SYMBOLS)]},
+            "meta": {"colour": place % HUES},
+        }
+        for place, (name, own) in enumerate(groups.items())
+    ]
 
 
 # --- a partition ---------------------------------------------------------------------------------------------------
@@ -210,7 +304,7 @@ def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dic
     largest = max((n for *_, n in found), default=1)
     place = {label: i for i, label in enumerate(classes)}
     height = int(np.clip(26 * len(classes), 220, 620))
-    size = float(np.clip(1.5 * min(900 / max(1, len(counts)), height / max(1, len(classes))), 5, 34))
+    size = float(np.clip(min(900 / max(1, len(counts)), height / max(1, len(classes))), 5, 34))
     data = {
         "x": [i for i, *_ in found],
         "y": [place[label] for _, label, _ in found],
@@ -257,7 +351,7 @@ def sizes(title: str, caption: str, names: Sequence[str], rows: dict[str, Sequen
         for place, (split, own) in enumerate(rows.items())
     ]
     layout = {
-        "xaxis": axis("clients, the largest first", showticklabels=False),
+        "xaxis": axis("clients, the largest first", showticklabels=False, showgrid=False),
         "yaxis": axis("rows"),
         **{"barmode": "stack", "bargap": 0.1, "height": 320, "hovermode": "closest", "showlegend": True},
         "legend": {"orientation": "h", "y": 1.12, "traceorder": "normal"},

@@ -38,7 +38,7 @@ function layout(figure, width) {
     xaxis: axis(given.xaxis),
     yaxis: axis(given.yaxis),
     annotations: (given.annotations || []).map((note) => ({ ...note, bgcolor: paper, borderpad: 1 })),
-    shapes: (given.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot" } })),
+    shapes: (given.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot", ...shape.line } })),
   };
 }
 
@@ -48,10 +48,17 @@ const config = {
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
 };
 
+function registerOthers() {
+  // Points and lines are there at once; plotly's other kinds of charts take longer to set up than all else.
+  if (Plotly.others) Plotly.others();
+  delete Plotly.others;
+}
+
 function draw(place, width) {
   const figure = figures[place.dataset.chart];
   const title = place.closest("figure").querySelector("h3").textContent;
   drawn.set(place, figure);
+  if (figure.data.some((trace) => (trace.type || "scatter") !== "scatter")) registerOthers();
   return Plotly.react(
     place,
     figure.data.map((trace) => dressed(trace, width || place.clientWidth)),
@@ -128,14 +135,20 @@ addEventListener("afterprint", () => {
   for (const place of places()) draw(place).then(() => Plotly.Plots.resize(place)); // plotly keeps the print's width
 });
 
+const near = new IntersectionObserver((seen) => {
+  for (const { target, isIntersecting } of seen) if (isIntersecting && !drawn.has(target)) draw(target);
+}, { rootMargin: "300px" });
+const later = window.requestIdleCallback || ((work) => setTimeout(work, 20));
 let begun = 0;
-function drawAll() { // one after another, so that the first is there at once
+function drawAll() { // the first chart at once, then what the reader comes near to, and the rest when there is time
   const own = ++begun, all = places();
-  (function next(i) {
+  (function rest() {
     if (own !== begun) return; // there is something newer to draw
-    if (i < all.length) Promise.resolve(drawn.has(all[i]) || draw(all[i])).then(() => setTimeout(next, 0, i + 1));
-    else root.dataset.drawn = "all";
-  })(0);
+    const place = all.find((each) => !drawn.has(each));
+    if (!place) root.dataset.drawn = "all";
+    else Promise.resolve(draw(place)).then(() => later(rest, { timeout: 500 }));
+    for (const each of all) near.observe(each);
+  })();
 }
 
 show(theme);

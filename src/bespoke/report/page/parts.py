@@ -1,8 +1,12 @@
-"""What a page is made of, as plain values: sections with tables and charts."""
+"""What a page is made of, as plain values: sections with words, tables and charts.
+
+`render` makes HTML of it and `markdown` Markdown, which leaves out what only a browser shows: charts and folded texts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bespoke.errors import visible
@@ -11,12 +15,42 @@ LONGEST = 80  # characters of a name that are shown
 
 
 @dataclass(frozen=True)
+class Code:
+    """What a person may type."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A file or a folder; a page that must stand alone shows the file's text at its own `anchor`, if it has it."""
+
+    text: str
+    path: Path
+    anchor: str = ""
+
+
+Words = tuple[str | Code | Link, ...]  # a paragraph or an item of a list
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list under its title."""
+
+    title: str
+    items: tuple[Words, ...]
+
+
+@dataclass(frozen=True)
 class Cell:
     """A table's cell: what is shown, and what it is sorted by, where that is another value; None is sorted last."""
 
     text: str
     value: float | str | None = None
-    best: bool = False
+    best: bool = False  # `text` is bold
+    below: str = ""  # a second line
+    marked: bool = False  # `below` is bold
+    anchor: str = ""  # of the page's own text about it
 
 
 @dataclass(frozen=True)
@@ -27,6 +61,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     numbers: bool = True
+    feet: tuple[tuple[Cell, ...], ...] = ()  # rows about whole columns, which are never sorted
 
 
 @dataclass(frozen=True)
@@ -42,10 +77,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Details:
-    """Text that is folded below its title, as it is."""
+    """Text that is folded below its title, as it is; links lead to its `anchor`."""
 
     title: str
     text: str
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,9 +90,10 @@ class Section:
 
     name: str
     title: str
-    text: str = ""
+    paragraphs: tuple[Words, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
+    lists: tuple[Bullets, ...] = ()
     details: tuple[Details, ...] = ()
     legend: bool = False
 

@@ -6,9 +6,11 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,7 @@ def html(page: Page, live: Live | None = None, bare: bool = False) -> str:
 
     plotly = script = ""
     if not bare:
-        plotly = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-        script = _own("page.js") + (_own("live.js") if live else "")
+        plotly, script = _plotly(), _own("page.js") + (_own("live.js") if live else "")
     figures = [chart.figure for section in page.sections for chart in section.charts]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["short"] = short
@@ -101,6 +102,22 @@ def pdf(page: Path, path: Path) -> Path:
                 f"{program} could not print {page}: {reason(error)}; print it from your own browser"
             ) from None
     return path
+
+
+@cache
+def _plotly() -> str:
+    """Return plotly's script, in which `Plotly.others()` sets up all charts but points and lines.
+
+    That takes more time than everything else, and most of the page needs none of them. A script of another form is left
+    as it is, and sets them up at once.
+    """
+    text = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return _REGISTERED.sub(r"\1.others=()=>\1\2;", text)
+
+
+_REGISTERED = re.compile(  # the end of the script: PLOTLY.register([bar(), box(), ...]); MODULE.exports = PLOTLY
+    r"\b(\w+)(\.register\(\[(?:\w+\(\),)*\w+\(\)\]\));(?=\w+\.exports=\1\}\);return \w+\(\);\}\)\(\);)"
+)
 
 
 def _own(name: str) -> str:

@@ -1,0 +1,233 @@
+"""What is said of one table: sections that `docs/results` shows as Markdown and `bespoke report --table` as HTML."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bespoke.errors import UserError
+from bespoke.files import experiments_folder
+from bespoke.report.page import parts
+from bespoke.report.page.figures import Strip, against, axis, plain, strips
+from bespoke.report.page.parts import Bullets, Chart, Code, Details, Link, Section, Words
+from bespoke.tables import readings, reasons, spec
+from bespoke.tables.beside import Number, Reader
+from bespoke.tables.page import Page
+from bespoke.tables.spec import Cell, Table
+
+
+def page_of(name: str, root: Path) -> parts.Page:
+    """Return the page about one table, from a folder of results."""
+    table = spec.find(name)
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}: name that of the results, or make it with bespoke sweep {name}")
+    page = Page(Reader(root).beside(table), reasons.read(root))
+    if not page.shown().rows:
+        how = f"bespoke figure {table.name} draws it" if table.kind == "figure" else "it has no cells"
+        raise UserError(f"{table.name} has no numbers that could be shown: {how}")
+    sections = sections_of(page, root)
+    return parts.Page(
+        title=f"{table.paper}, {table.source}: {table.title}",
+        lead="The paper's numbers with ours beside them; a number leads to the command that makes it.",
+        methods=(),
+        warnings=(),
+        sections=(*sections[:-1], _alone(sections[-1], table, page)),
+    )
+
+
+def sections_of(page: Page, root: Path) -> tuple[Section, ...]:
+    """Return the table, its marked numbers with their reasons, and its settings; of a figure what there is."""
+    table = page.beside.table
+    paragraphs: list[Words] = [(" ".join(part.split()),) for part in table.about.split("\n\n") if part.strip()]
+    if table.kind == "figure":
+        wanted = [number for number in page.beside.numbers if number.entry.runs]
+        run = f"; {sum(bool(number.ours) for number in wanted)} of {len(wanted)} runs are there" if wanted else ""
+        paragraphs.append(("Draw it with ", Code(f"bespoke figure {table.name}"), f"{run}."))
+    if said := agreement(page):
+        paragraphs.append((said,))
+    with_numbers = bool(page.counts.cells or (table.kind == "table" and table.cells))
+    first = Section(
+        "table",
+        f"{table.source}: {table.title}",
+        tuple(paragraphs),
+        tuple(_charts(page)),
+        (page.shown(),) if with_numbers else (),
+        (_bullets("", page.notes),) if with_numbers and page.notes else (),
+    )
+    marked = Section("marked", "Marked numbers", lists=(_bullets("", page.misses),)) if page.misses else None
+    return tuple(filter(None, (first, marked, _tried(table, root), _settings(table, root))))
+
+
+def agreement(page: Page) -> str:
+    """Return how well a table agrees with the paper's, in a sentence; "" where nothing can be held against it."""
+    counts = page.counts
+    if not counts.points:
+        return ""
+    near = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
+    return f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns."
+
+
+def _bullets(title: str, lines: Iterable[str]) -> Bullets:
+    return Bullets(title, tuple((line,) for line in lines))
+
+
+# --- charts ---------------------------------------------------------------------------------------------------------
+
+
+def _charts(page: Page) -> list[Chart]:
+    """Return published against ours, and ours minus published by method, of the numbers in percent that both have."""
+    numbers = [number for column in page.beside.columns for number in column.counted if number.percent]
+    if len(numbers) < 2:
+        return []
+    columns = list(dict.fromkeys(number.entry.cell.name for number in numbers))
+    theirs, ours = (np.array([getattr(n, key) for n in numbers], dtype=np.float64) for key in ("published", "mean"))
+    beside = against(
+        "Published and ours",
+        "A point is a number of the table; on the line both are the same, between the dotted ones they differ by at "
+        "most 2 points.",
+        axis("published, %"),
+        axis("ours, %"),
+        {name: np.array([n.entry.cell.name == name for n in numbers]) for name in columns},
+        theirs,
+        ours,
+        list(map(_hover, numbers)),
+        2.0,
+    )
+    rows: list[Strip] = []
+    for row in page.beside.table.rows:
+        own = [n for n in numbers if n.entry.row.id == row.id]
+        far = f": {sum(n.marked for n in own)} of {len(own)} marked" if any(n.marked for n in own) else ""
+        if own:
+            differences = np.array([n.difference for n in own], dtype=np.float64)
+            rows.append(Strip(row.name, len(rows), len(rows), differences, list(map(_hover, own)), far))
+    caption = "A point is a number of the table, right of 0 where ours is higher; the thick line is the mean."
+    differs = strips("Ours minus published", caption, axis("percentage points"), rows, zero=True, each="number")
+    return [replace(chart, wide=False) for chart in (beside, differs)]
+
+
+def _hover(number: Number) -> str:
+    """Return what hovering over a number says: its method and column, both values and their difference."""
+    entry = number.entry
+    values = f"published {number.published:.4g}, ours {number.mean:.4g}: <b>{number.difference:+.2f}</b>"
+    return f"{plain(entry.row.name)}<br>{plain(entry.cell.name)}<br>{values}"
+
+
+# --- readings -------------------------------------------------------------------------------------------------------
+
+
+def _tried(table: Table, root: Path) -> Section | None:
+    """Return how often the papers' words were read in another way, for the methods of a table; None if never."""
+    paper, items = table.name.partition("/")[0], list[Words]()
+    for own in readings.read(root):
+        names = [row.name for row in table.rows if (row.algorithm or row.id) == own.method]
+        if names and own.readings and own.column.partition("/")[0] == paper:
+            others = f", and {own.others} more to see what decides" if own.others else ""
+            chosen = f"; chosen by it alone: {own.chosen}" if own.chosen else ""
+            told = f"{names[0]}: {own.readings} tried on {own.column}{others}{chosen} ("
+            items.append((told, Link(f"results/readings/{own.path.name}", own.path), ")."))
+    text: Words = ("Where a paper leaves a setting open, every way to read it was run on one column.",)
+    return Section("readings", "Readings tried", (text,), lists=(Bullets("", tuple(items)),)) if items else None
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def _settings(table: Table, root: Path) -> Section:
+    """Return where a table's settings are: its file, the run files, and what differs from them."""
+    places: list[str | Code | Link] = [Link("The table's file", table.path, _anchor(table.path))]
+    for what, files in _files(table).items():
+        for i, (name, path) in enumerate(files.items()):
+            places += [", " if i else f"; {what} ", Link(name, path, _anchor(path))]
+    if (own := root / table.name).is_dir():
+        places += ["; ", Link("results", own)]
+    changes = _changes(table)
+    return Section(
+        "settings", "Settings", (tuple([*places, "."]),), lists=(Bullets("", tuple(changes)),) if changes else ()
+    )
+
+
+def _files(table: Table) -> dict[str, dict[str, Path]]:
+    """Return the run files and the methods' presets of a table, by kind and name."""
+    run = [(entry, entry.base) for entry in table.entries if entry.runs and entry.base]
+    presets = {entry.algorithm: path.parent / "algorithms" / f"{entry.algorithm}.toml" for entry, path in run}
+    return {
+        "run files": {entry.cell.base: path for entry, path in run},
+        "presets": {name: path for name, path in presets.items() if path.is_file()},
+    }
+
+
+def _anchor(path: Path) -> str:
+    return f"file-{'-'.join(path.parts[-2:])}"
+
+
+def _changes(table: Table) -> list[Words]:
+    """Return what columns and rows change in their run files; first what all columns change."""
+    cells = [cell for cell in table.cells if not cell.missing and cell.kind != "derived"]
+    changes = [_cell_changes(cell) for cell in cells]
+    common = [part for part in next(iter(changes), []) if all(part in own for own in changes)]
+    said = [("every column: ", *_joined(common))] if common else []
+    for cell, own in zip(cells, changes, strict=True):
+        if rest := [part for part in own if part not in common]:
+            said.append((f"{cell.name}: ", *_joined(rest)))
+    return said + [(f"{row.name}: ", *_codes(row.set)) for row in table.rows if row.set]
+
+
+def _cell_changes(cell: Cell) -> list[Words]:
+    own: list[Words] = [(Code(text),) for text in cell.set]
+    own += [(Code(key), f" = {number} + seed") for key, number in cell.by_seed.items()]
+    own += [(f"for {row} ", *_codes(told["set"])) for row, told in cell.methods.items() if told.get("set")]
+    return [*own, *([("evaluated again with ", *_codes(cell.evaluate))] if cell.evaluate else [])]
+
+
+def _codes(overrides: Iterable[str]) -> Words:
+    return _joined([(Code(text),) for text in overrides])
+
+
+def _joined(several: Sequence[Words]) -> Words:
+    return tuple(part for i, own in enumerate(several) for part in ((", ", *own) if i else own))
+
+
+# --- what a page that must stand alone adds -------------------------------------------------------------------------
+
+
+def _alone(settings: Section, table: Table, page: Page) -> Section:
+    """Return the settings with the commands of every column and the texts of all files below them."""
+    details = []
+    for column in page.beside.columns:
+        lines = [line for number in column.numbers if number.entry.runs for line in commands(number)]
+        if lines:
+            details.append(Details(f"{column.cell.name}: commands", "\n".join(lines), f"cell-{column.cell.id}"))
+    named = {path: name for files in _files(table).values() for name, path in files.items()}
+    for path in dict.fromkeys((table.path, *named)):
+        text = path.read_text(encoding="utf-8")
+        details.append(Details(f"{_shipped(path)}.toml", text, _anchor(path)))
+    return Section(settings.name, settings.title, settings.paragraphs, lists=settings.lists, details=tuple(details))
+
+
+def commands(number: Number) -> list[str]:
+    """Return what to type for a number that is run: for each seed that was, else for seed 0."""
+    entry, lines = number.entry, [f"# {number.entry.row.name}"]
+    for seed in number.ours or (0,):
+        if entry.start is not None or entry.base is None:
+            start = f"bespoke sweep {entry.table} --cells {entry.cell.id} --methods {entry.row.id} --seeds {seed}"
+            lines.append(start)
+            continue
+        out = f"runs/{entry.table.replace('/', '-')}-{entry.cell.id}-{entry.row.id}-{seed}"
+        sets = [word for text in entry.overrides(seed) for word in ("--set", text)]
+        run = ["bespoke", "run", _shipped(entry.base), "--algorithm", entry.algorithm, *sets]
+        lines.append(shlex.join([*run, "--seed", str(seed), "--out", out]))
+        if entry.cell.evaluate:
+            again = [word for text in entry.cell.evaluate for word in ("--set", text)]
+            lines.append(shlex.join(["bespoke", "evaluate", out, *again]))
+    return lines
+
+
+def _shipped(path: Path) -> str:
+    """Return a run file as it is typed: the name of a shipped one, or its path."""
+    known = experiments_folder().resolve()
+    there = path.resolve().is_relative_to(known)
+    return str(path.resolve().relative_to(known).with_suffix("")) if there else str(path)
