@@ -149,7 +149,7 @@ def _are_clients(value: Any) -> bool:
     """Return whether a value is a list of clients' ids; numbers, of which records have many, are checked at once."""
     if not isinstance(value, list) or set(map(type, value)) != {int}:
         return is_list_of(_is_client)(value)
-    return 0 <= min(value) and is_count(max(value))
+    return min(value) >= 0 and is_count(max(value))
 
 
 def _is_pair(total: Any, weight: Any) -> bool:
