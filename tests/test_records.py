@@ -115,6 +115,11 @@ def test_rows_must_have_the_documented_columns(tmp_path):
         ("metrics", {"f1": [1, [2, 3]]}),
         ("metrics", {"f1": [[[1]], [[2]]]}),
         ("logged", [1]),
+        ("cohort", 3),
+        ("cohort", [2, -1]),
+        ("cohort", [2**63, 0]),
+        ("cohort", [0, True]),
+        ("cohort", ["ann", 0.5]),
         ("evaluated", {"view": "personal"}),
         ("evaluated", EVALUATED | {"metric": "mse"}),
         ("evaluated", EVALUATED | {"higher": {"accuracy": 1}}),
@@ -122,7 +127,7 @@ def test_rows_must_have_the_documented_columns(tmp_path):
     ],
 )
 def test_malformed_columns_are_neither_written_nor_read(tmp_path, column, value):
-    name, row = (ROUNDS, a_round()) if column == "evaluated" else (CLIENTS, client())
+    name, row = (ROUNDS, a_round()) if column in ("cohort", "evaluated") else (CLIENTS, client())
     folder = RunFolder(tmp_path)
     with pytest.raises(ValueError, match=f"a row of {name} is malformed: {column} is "):
         folder.append(name, [row | {column: value}])
