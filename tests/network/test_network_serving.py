@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from network_runs import Wire
+from network_runs import Clock, Wire
 from sklearn.datasets import load_digits
 from small_runs import command, records, same_tensors
 
@@ -165,8 +165,19 @@ def test_with_a_quorum_the_run_begins_and_a_free_place_is_taken_later(tmp_path):
     late = f"client 2, {fingerprint(KEYS[1])[:16]}, joined late"
     assert late in said and late in run.notes and said[-1] == "3 of 3 clients have their models"
     longer = replace(own, training=bespoke.Training(rounds=3, batch=64))
-    again, _ = served(longer, link, tmp_path / "out", resume=True)  # its place is in the checkpoint
-    assert "missing" not in again.folder.rounds()[2] and again.notes == []
+
+    def lies(request, reply):
+        if (request["kind"], request["client"]) != ("evaluate", 2):
+            return reply
+        told = json.loads(reply.head)
+        told["scores"] = [[split, view, rows - 1, *rest] for split, view, rows, *rest in told["scores"]]
+        return Message(json.dumps(told), reply.leaves)
+
+    link.change = lies
+    again, _ = served(longer, link, tmp_path / "out", resume=True)  # its place and its rows are in the checkpoint
+    assert "missing" not in again.folder.rounds()[2]
+    assert again.notes == ["scores of client 2 were refused: it scores 27 test rows, and declared 28"]
+    link.change = lambda request, reply: reply
     own, _ = served(own, link, tmp_path / "other", resume=True)  # where there is nothing yet: all by their keys
     assert own.folder.federation()["roster"] == [fingerprint(key) for key in KEYS]
 
@@ -194,9 +205,23 @@ def test_those_who_do_not_answer_are_asked_three_times_while_they_stay(tmp_path)
         return set(KEYS)
 
     link.online = online
+    said = []
     with pytest.raises(Died):
-        served(own, link, tmp_path / "out", wait=600.0)
+        served(own, link, tmp_path / "out", wait=600.0, told=said.append)
     assert asked == ["enrol"] * 9
+    first = f"client {fingerprint(KEYS[0])[:16]} could not enrol: its app ended"
+    assert [line for line in said if line.startswith(first)] == [f"{first} (try {n} of 3)" for n in (1, 2, 3)]
+
+
+def test_a_silent_client_holds_the_others_up_for_a_minute_at_most(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("bespoke.network.roster.time", clock)
+    own = one_round(federation=replace(QUICK, quorum=2, round_timeout=600.0, interval=0.5))
+    link, said = Members(own, files(tmp_path / "data"), tmp_path), []
+    link.change = lambda request, reply: None if request["kind"] == "enrol" and len(said) < 2 else reply
+    served(own, link, tmp_path / "out", wait=600.0, told=said.append)
+    silent = [line for line in said if line.endswith("could not enrol: it did not answer within 60 s (try 1 of 3)")]
+    assert len(silent) == 3 and clock.now < 62
 
 
 REFUSED = {
