@@ -74,9 +74,8 @@ def measure(folder: Path) -> dict[str, Any]:
         for place in (folder / f"client{client}" for client in range(CLIENTS)):
             words = ("join", f"127.0.0.1:{port}", "--experiment", experiment, "--data", place / "data.npz")
             more = ("--home", place, "--key", place / "node.key", "--ca", folder / "server" / "certificates" / keys.CA)
-            environment = os.environ | {"SLEEP": str(SLEEP), "SLEEP_LOG": str(place / "slept")}
-            command = demo.command(*words, *more)
-            clients.append(subprocess.Popen(command, env=environment, start_new_session=True))
+            sleep = {"SLEEP": str(SLEEP), "SLEEP_LOG": str(place / "slept")}
+            clients.append(children.command(*words, *more, **sleep))
         superlink.start()
         superlink.register(keys.read_lines([folder / "clients.pub"]))
         with superlink.run(3600.0) as link:

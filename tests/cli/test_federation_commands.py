@@ -1,7 +1,6 @@
 """``keys``, ``serve`` and ``join``: what is refused before anything is started."""
 
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ pytest.importorskip("flwr")
 
 from small_runs import command
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "federation.toml"
+from bespoke.flower.demo import EXPERIMENT as EXAMPLE
 
 
 def test_keys_are_made_once_for_their_owner_alone(tmp_path):

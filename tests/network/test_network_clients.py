@@ -485,7 +485,7 @@ def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(netwo
     network.wire.change = lambda request, reply: held.update({request["client"]: reply})
     network.wire.pull = late
     (done,) = rounds(network, clients)
-    assert done.trained.missing == {1: "it went offline before it answered"}
+    assert done.trained.missing == {1: "it went offline during its work"}
     assert done.uploads.clients.tolist() == [0, 2] and clock.now == 9.0
 
 

@@ -17,17 +17,16 @@ from bespoke.core import tree
 from bespoke.errors import UserError
 from bespoke.network.ledger import fingerprint
 from bespoke.network.messages import Message
-from bespoke.network.node import declined
 from bespoke.network.settings import FederationSettings
 from bespoke.runs import joining
-from bespoke.runs.agreement import terms_of
+from bespoke.runs.agreement import agreement
 from bespoke.runs.checkpoint import load_newest
 from bespoke.runs.experiment import load
 from bespoke.runs.joining import member
 from bespoke.runs.serving import serve
 
 SCALED = ("normalise(mean=[0.03137255], deviation=[0.03137255])",)
-EXAMPLE = Path(__file__).parents[2] / "examples" / "federation.toml"
+EXAMPLE = Path(bespoke.__file__).parent / "flower" / "federation.toml"
 KEYS = ("key a", "key b", "key c")
 QUICK = FederationSettings(round_timeout=0.01, interval=0.001)
 
@@ -94,7 +93,7 @@ def test_a_federation_equals_its_simulation(algorithm, tmp_path):
     run = serve(own, Members(own, paths, tmp_path), tmp_path / "out", progress=False, told=said.append)
     same = bespoke.DataSettings(name="files", path=str(tmp_path / "data" / "*.npz"), num_classes=10, transform=SCALED)
     there = bespoke.run(experiment(algorithm, same), tmp_path / "loop", backend="loop", device="cpu", progress=False)
-    assert same_tensors(tree.flatten(terms_of(own).params), tree.flatten(there.federation.params))
+    assert same_tensors(tree.flatten(agreement(own).terms.params), tree.flatten(there.federation.params))
     last = [load_newest(folder / "checkpoints")[0].server for folder in (tmp_path / "out", tmp_path / "loop")]
     one, two = map(tree.flatten, last)
     assert one.keys() == two.keys() and all(float((one[n] - two[n]).abs().max()) <= 1e-6 for n in one)
@@ -270,7 +269,7 @@ def test_the_server_says_why_it_refuses_a_client_and_goes_on_without(tmp_path):
     assert run.folder.federation()["train"] == [64, 112, 0]
     why = f"{tmp_path}/x breaks the contract"
     link = Members(own, files(tmp_path / "data"), tmp_path / "again")
-    link.change = lambda request, reply: declined(Message(json.dumps(request)), why) if request["id"] else reply
+    link.change = lambda _, reply: Message(json.dumps(json.loads(reply.head) | {"kind": "failed", "why": why}))
     with pytest.raises(UserError, match=r"^0 of 3 clients came"):
         said = []
         serve(own, link, tmp_path / "other", wait=0.0, told=said.append)
@@ -381,7 +380,9 @@ def test_every_client_keeps_its_own_model_and_report(tmp_path):
         model = bespoke.load_model(tmp_path / key / joining.MODEL)
         with np.load(paths[client]) as found:
             assert report["after"] == model.score(found["x_test"], found["y_test"]) == model.about["score"]["value"]
-            before = replace(model, personal=terms_of(own).params)  # of FedAvg: the common initial weights as they are
+            before = replace(
+                model, personal=agreement(own).terms.params
+            )  # of FedAvg: the common initial weights as they are
             assert report["before"] == before.score(found["x_test"], found["y_test"]) < report["after"]
             assert report["rows"] == {"train": len(found["y"]), "val": 0, "test": len(found["y_test"])}
         assert (report["client"], report["round"], report["experiment"]) == (str(client), 1, own.hash())

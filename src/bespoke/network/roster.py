@@ -241,7 +241,7 @@ class Roster:
             now = time.monotonic()
             if waiting and now >= look:
                 gone, look = waiting - self.link.online(), now + _LOOK
-                owing |= dict.fromkeys(gone & left, "it went offline before it answered")
+                owing |= dict.fromkeys(gone & left, "it went offline during its work")
                 waiting, left = waiting - owing.keys(), gone
             if now >= end:
                 break

@@ -81,7 +81,7 @@ def serve(
     with shown(experiment, progress) as callback:
         run = execute(experiment, federation, pool, described, out, chosen | {"callbacks": [callback]})
     if not any(stopped):
-        run.notes += finished(run, clients, told)
+        run.notes += _finish(run, clients, told)
     return run
 
 
@@ -109,12 +109,12 @@ def _sized(pool: FederatedData, sizes: Mapping[str, Sequence[int]]) -> Federated
     return replace(pool, train=train, val=val, test=test)
 
 
-def finished(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> list[str]:
+def _finish(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> list[str]:
     """Let members, then guests, make their models, and wait for those who are away; return notes on who has none."""
     roster = range(len(clients.store.members))
-    why = _finished(run, clients, roster)
+    why = _without_model(run, clients, roster)
     guests = clients.roster.welcome()
-    why |= _finished(run, clients, guests)
+    why |= _without_model(run, clients, guests)
     everyone = len(roster) + len(guests)
     told(f"{everyone - len(why)} of {everyone} clients have their models")
     notes = [f"client {client} has made no personal model: {reason}" for client, reason in sorted(why.items())]
@@ -125,7 +125,7 @@ def finished(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> 
     return notes
 
 
-def _finished(run: Run, clients: NetworkClients, left: Sequence[int]) -> dict[int, str]:
+def _without_model(run: Run, clients: NetworkClients, left: Sequence[int]) -> dict[int, str]:
     """Let clients make their models, until all have, or the time of a round is over; return who has none, and why."""
     end, why = time.monotonic() + clients.settings.round_timeout, dict[int, str]()
     while left:
