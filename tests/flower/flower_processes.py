@@ -85,8 +85,11 @@ class Machines:
         return self.processes[-1]
 
     def serve(self, *more):
-        words = ("serve", self.experiment, "--out", self.out, "--address", self.address, "--register", self.public)
-        return self.start("server.txt", *words, "--certificates", self.certificates, *more)
+        safety = ("--register", self.public, "--certificates", self.certificates)
+        safety = () if "--insecure" in more else safety
+        return self.start(
+            "server.txt", "serve", self.experiment, "--out", self.out, "--address", self.address, *safety, *more
+        )
 
     def join(self, client, *more, log=None, **changes):
         home = self.homes[client]

@@ -76,6 +76,18 @@ def test_the_server_is_killed_in_a_round_and_resumed(running, tmp_path):
     assert finished(machines, [again, *clients], tmp_path, "server killed", "listening") == {}
 
 
+def test_a_killed_command_takes_its_processes_with_it(machines):
+    server, client = machines.serve(), machines.join(0)
+    machines.until(lambda: "waiting for 1 of 2 clients" in machines.text("server.txt"), "the client")
+    started = ((server, "superlink"), (client, "supernode"), (client, "worker"))
+    assert all(machines.child(*each) for each in started)
+    for process in (server, client):
+        machines.kill(process)
+        process.wait()
+    seconds = machines.until(lambda: not any(machines.child(*each) for each in started), "their end", 60)
+    print(f"commands killed: what they had started ended {seconds:.0f} s later")
+
+
 def test_a_client_that_lost_its_disk_begins_anew(running):
     machines, server, clients = running
 

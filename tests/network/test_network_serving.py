@@ -359,15 +359,6 @@ def test_a_server_that_died_goes_on_with_the_roster_of_its_checkpoint(tmp_path):
 PARTS = ("whole", "parts")
 
 
-def test_a_run_that_is_stopped_lets_nobody_finish_until_it_is_resumed(tmp_path):
-    own = experiment("fedavg")
-    link = Members(own, files(tmp_path / "data"), tmp_path)
-    stopped, _ = served(own, link, tmp_path / "out", stop=lambda: True)
-    assert stopped.last_round == 1 and not list(tmp_path.glob(f"*/{joining.MODEL}"))
-    served(own, link, tmp_path / "out", resume=True)
-    assert len(list(tmp_path.glob(f"*/{joining.MODEL}"))) == 3
-
-
 def test_every_client_keeps_its_own_model_and_report(tmp_path):
     own = experiment("fedavg", training=bespoke.Training(rounds=1, epochs=5, batch=8, lr=0.2))
     paths = files(tmp_path / "data")

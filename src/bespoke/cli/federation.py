@@ -192,13 +192,16 @@ def sees(
 ) -> None:
     """Show what a server sees of a client in a round: the arrays of its upload, and what is logged beside it."""
     from bespoke.flower.sight import seen
+    from bespoke.network.terms import ROWS
     from bespoke.runs.experiment import load
 
-    parts, logged, size, headers = seen(load(experiment, algorithm)[0])
-    for part, number in parts.items():
+    up = seen(load(experiment, algorithm)[0])
+    for part, number in up.parts.items():
         print(f"{part}: {number:,} numbers")
-    print(f"in all: {sum(parts.values()):,} numbers, {size:,} bytes, and {headers:,} of headers and names")
-    print(f"logged: {', '.join(logged) or 'nothing'}; and once the number of its rows, and its scores")
+    print(f"in all: {sum(up.parts.values()):,} numbers, {up.size:,} bytes, and {up.overhead:,} of headers and names")
+    if up.compact != up.size:
+        print(f"compact: {up.compact:,} bytes for a client with {ROWS} rows, which is what the record counts")
+    print(f"logged: {', '.join(up.logged) or 'nothing'}; and once the number of its rows, and its scores")
 
 
 @app.command()

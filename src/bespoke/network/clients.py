@@ -236,7 +236,7 @@ class NetworkClients:
             raise MessageError(unexpected(reply))
         if not NAME.fullmatch(reply.version):
             raise MessageError("its answer names no state")
-        if reply.logged.keys() != self.answers.logged or not _are_numbers(reply.logged):
+        if reply.logged.keys() != self.answers.logged.keys() or not _are_numbers(reply.logged):
             raise MessageError("it logs other values than its method does")
         for name in ("bytes_up", "bytes_down"):
             if not 0 <= reply.logged.get(name, 0) <= _MOST_BYTES:
