@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
+
+Told = Callable[[str], None]  # takes lines for whoever watches a command
 
 _LOOK, _GRACE = 0.5, 15.0  # seconds between two looks at the parent; for a process to end when it is asked to
 _PARENT = "BESPOKE_PARENT"  # the process with which a command shall end; without it, it outlives whoever typed it

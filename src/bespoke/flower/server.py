@@ -155,7 +155,7 @@ class SuperLink:
             tasks.give_back(own, why)
 
 
-def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int], Any], told: tasks.Told) -> Any:
+def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int], Any], told: children.Told) -> Any:
     """Return what ``work(link, attempt)`` returns; when the SuperLink dies, start it again and let it go on."""
     attempt = 0
     while True:
@@ -182,7 +182,7 @@ def serve(
     *,
     resume: bool,
     wait: float,
-    told: tasks.Told,
+    told: children.Told,
 ) -> Any:
     """Run an experiment over the clients with these public keys, through deaths of the SuperLink; return the run."""
     from bespoke.runs import serving

@@ -12,12 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from bespoke.errors import UserError, visible
 from bespoke.files import make_folder
-from bespoke.flower import children, keys, tasks, worker
-from bespoke.flower.tasks import Told
+from bespoke.flower import children, keys, worker
+from bespoke.flower.children import Told
 from bespoke.runs.lock import FolderLock
 
 _LOOK = 0.3  # seconds between two looks
@@ -183,6 +181,10 @@ class _Supervisor:
 
     def _status(self) -> str:
         """Return what the server says of this client's key, or "" where it tells nobody."""
+        import httpx
+
+        from bespoke.flower import tasks  # which imports Flower, and is seldom needed
+
         try:
             found = tasks.nodes(self.place.address, self.place.ca.read_bytes() if self.place.ca else None)
         except httpx.HTTPError:

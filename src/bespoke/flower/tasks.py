@@ -7,7 +7,7 @@ process stays, so that importing torch costs no time. A secret that only the sta
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -27,8 +27,6 @@ from bespoke.flower import keys
 
 _HEARTBEAT = 5.0  # seconds between two signs of life, without which Flower gives a task up
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-
-Told = Callable[[str], None]
 
 
 class Api(NamedTuple):
