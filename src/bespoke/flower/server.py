@@ -26,6 +26,7 @@ from bespoke.flower.link import FlowerLink, LinkLost
 from bespoke.runs.lock import FolderLock
 
 _START, _LEAVE = 60.0, 20.0  # seconds for a SuperLink to answer, and for an earlier one to leave
+_LOSSES, _QUICK_LOSSES, _QUICK = 20, 3, 10.0  # of the SuperLink until a run gives up; where each comes this soon
 _LOG, _DATABASE, _SECRET = "superlink.log", "superlink.db", "superlink.secret"
 _REGISTERED = "registered.pub"  # the keys that the operator has let in
 APP = Path(__file__).parent / "app"
@@ -164,9 +165,9 @@ def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int
             with superlink.run(ttl) as link:
                 return work(link, attempt)
         except LinkLost as error:
-            quick = time.monotonic() - began < 10
+            quick = time.monotonic() - began < _QUICK
             attempt += 1
-            if attempt > 20 or (quick and attempt > 3):
+            if attempt > _LOSSES or (quick and attempt > _QUICK_LOSSES):
                 raise UserError(f"the SuperLink was lost {attempt} times, the last time with: {error}") from error
             told(f"the SuperLink was lost ({error}); it is started again, and the run goes on from its last round")
             superlink.stop()

@@ -76,10 +76,10 @@ class Roster:
         here, lacking = dict[str, str](), -1
         while True:
             here = self.online()
-            free = sum(not member.key for member in roster)
+            free, known = sum(not member.key for member in roster), self._known()
             if free:
                 self._enrol(here)
-            enrolled = [name for name in here if name not in self._known() and name in self.declared]
+            enrolled = [name for name in here if name not in known and name in self.declared]
             there = sum(member.key in here for member in roster) + min(free, len(enrolled))
             if there == len(roster):
                 break
@@ -180,12 +180,8 @@ class Roster:
         self.guests += guests
         for name, member in zip(waiting, [*free, *guests], strict=False):
             rows = self.declared[name]
-            member.key, member.rows, member.test, member.val = (
-                name,
-                rows["train"],
-                rows.get("test", 0),
-                rows.get("val", 0),
-            )
+            member.key, member.rows = name, rows["train"]
+            member.test, member.val = rows.get("test", 0), rows.get("val", 0)
 
     def _known(self) -> set[str]:
         """Return the fingerprints of members and guests."""
