@@ -1,32 +1,57 @@
 """A round over loopback with real processes: a SuperLink, three nodes, TLS and keys, and 5 s of sleep as local work.
 
 The figure is the time of a round less the slowest client's time in its work, beside a round of the loop backend with
-the same method without its sleep. Its parts, of the client that answered last:
+the same method without its sleep. A round is from its first message to the next round's. Its parts are those of the
+client that answered last, by the times in the logs of its node and its process:
 
-- send: the server pushes all messages to the SuperLink;
-- until work: the node looks for a message (Flower: every 3 s when idle), downloads it, and its process takes it;
-- until here: the answer goes to the node, which looks for it every 0.5 s, to the SuperLink and to the server;
-- server: checks, aggregation, records and a checkpoint, until the next round's first message.
+- waiting: Flower's node looks for a message (every 3 s when idle) and for the answer (every 0.5 s), the client's
+  process and the server look for theirs (every 0.2 s);
+- transfer: server, SuperLink, node, process, and all the way back;
+- checks: the client reads the message, and saves its state; the server checks the uploads, aggregates, writes its
+  records and a checkpoint.
 
-Starting a client's process and importing torch is no part of a round, since the process stays: it is given once, from
-the command to the end of the data's check. Run with ``python benchmarks/federation_round.py``; it writes
-``federation_round.json`` beside itself, and exits with 1 if the median is above its bar.
+Process start and imports are no part of a round, since a client's process stays: they are given once, for the client
+that took longest, with the check of its data and the time until its node was connected. Run with ``python
+benchmarks/federation_round.py``; it writes ``federation_round.json`` beside itself, and exits with 1 if the median is
+above its bar.
 """
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import report
 
 CLIENTS, ROUNDS, SLEEP, BAR = 3, 6, 5.0, 12.0
+NODE = {"Receiving:": "found", "Received successfully": "received", "Sending:": "sending", "Sent successfully": "sent"}
+WORKER = {"took a message": "took", "read it": "read", "worked on it": "worked", "answered": "answered"}
+# What a round consists of: the part that ends with each of these times.
+PARTS = {
+    "pushed": "transfer",
+    "found": "waiting",
+    "received": "transfer",
+    "took": "waiting",
+    "read": "transfer",
+    "asleep": "checks",
+    "awake": "work",
+    "worked": "checks",
+    "answered": "transfer",
+    "sending": "waiting",
+    "sent": "transfer",
+    "pulling": "waiting",
+    "came": "transfer",
+    "next": "checks",
+}
 
 
 class Timed:
@@ -45,13 +70,31 @@ class Timed:
         """Send, and begin a round."""
         began = time.time()
         self.link.push(messages)
-        self.rounds.append({"began": began, "sent": time.time(), "came": []})
+        self.rounds.append({"began": began, "pushed": time.time(), "came": {}})
 
     def pull(self) -> list[Any]:
         """Return what has come."""
+        began = time.time()
         found: list[Any] = self.link.pull()
-        self.rounds[-1]["came"] += [time.time()] * len(found)
+        self.rounds[-1]["came"] |= {key: {"pulling": began, "came": time.time()} for key, _ in found}
         return found
+
+
+def logged(log: Path, phrases: dict[str, str]) -> dict[str, list[float]]:
+    """Return when a log has which of the phrases, by their short names."""
+    found: dict[str, list[float]] = {name: [] for name in phrases.values()}
+    for line in log.read_text().splitlines():
+        when = re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", line)
+        for phrase, name in phrases.items():
+            if when and phrase in line:
+                found[name].append(datetime.strptime(when[0], "%Y-%m-%d %H:%M:%S,%f").timestamp())
+    return found
+
+
+def steps_of(times: dict[str, float]) -> dict[str, float]:
+    """Return the seconds of each step of a round; what was done while something else went on takes none."""
+    ordered = accumulate((times[name] for name in ("began", *PARTS)), max)
+    return dict(zip(PARTS, (end - start for start, end in pairwise(ordered)), strict=True))
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -74,9 +117,8 @@ def measure(folder: Path) -> dict[str, Any]:
         for place in (folder / f"client{client}" for client in range(CLIENTS)):
             words = ("join", f"127.0.0.1:{port}", "--experiment", experiment, "--data", place / "data.npz")
             more = ("--home", place, "--key", place / "node.key", "--ca", folder / "server" / "certificates" / keys.CA)
-            environment = os.environ | {"SLEEP": str(SLEEP), "SLEEP_LOG": str(place / "slept")}
-            command = demo.command(*words, *more)
-            clients.append(subprocess.Popen(command, env=environment, start_new_session=True))
+            sleep = {"SLEEP": str(SLEEP), "SLEEP_LOG": str(place / "slept")}
+            clients.append(children.command(*words, *more, **sleep))
         superlink.start()
         superlink.register(keys.read_lines([folder / "clients.pub"]))
         with superlink.run(3600.0) as link:
@@ -86,29 +128,40 @@ def measure(folder: Path) -> dict[str, Any]:
         superlink.stop()
         for client in clients:
             children.stop(client)
-    slept = [
-        [json.loads(line) for line in (folder / f"client{c}" / "slept").read_text().splitlines()] for c in range(3)
-    ]
-    ready = [(folder / f"client{c}" / "ready").stat().st_mtime - began for c in range(CLIENTS)]
-    trained = [each for each in timed.rounds if len(each["came"]) == CLIENTS][-ROUNDS - 2 : -2]  # then scores, models
+    places = [folder / f"client{client}" for client in range(CLIENTS)]
+    clients_of = {(place / "node.key.pub").read_text().strip(): place for place in places}
+    steps = {place: logged(place / "node.log", NODE) | logged(place / "worker.log", WORKER) for place in places}
+    slept = {place: [json.loads(line) for line in (place / "slept").read_text().splitlines()] for place in places}
     rows = []
-    for number, each in enumerate(trained):
-        works = [own[len(own) - ROUNDS + number] for own in slept]
-        slowest = max(end - start for start, end in works)
-        last, after = max(each["came"]), timed.rounds[timed.rounds.index(each) + 1]["began"]
-        start, end = max(works, key=lambda work: work[1])
-        rows.append(
-            {
-                "round": number + 1,
-                "seconds": last - each["began"],
-                "overhead": last - each["began"] - slowest,
-                "send": each["sent"] - each["began"],
-                "until work": start - each["sent"],
-                "until here": last - end,
-                "server": after - last,
-            }
-        )
-    return {"rounds": rows, "overhead": statistics.median(row["overhead"] for row in rows), "start": max(ready)}
+    for number in range(ROUNDS):
+        at = number - ROUNDS - 2  # of all messages: scores and models are asked for afterwards
+        push, after = timed.rounds[at], timed.rounds[at + 1]["began"]
+        works = {place: slept[place][number - ROUNDS] for place in places}
+        key = max(push["came"], key=lambda key: push["came"][key]["came"])
+        last = clients_of[key]
+        times = {name: found[at] for name, found in steps[last].items()} | push["came"][key]
+        times |= {"began": push["began"], "pushed": push["pushed"], "next": after}
+        times |= dict(zip(("asleep", "awake"), works[last], strict=True))
+        seconds = after - push["began"]
+        overhead = seconds - max(end - start for start, end in works.values())
+        taken = steps_of(times)
+        parts = {part: sum(taken[step] for step in PARTS if PARTS[step] == part) for part in PARTS.values()}
+        rows.append({"round": number + 1, "seconds": seconds, "overhead": overhead} | parts | {"steps": taken})
+    return {
+        "rounds": rows,
+        "overhead": statistics.median(row["overhead"] for row in rows),
+        "parts": {part: statistics.median(row[part] for row in rows) for part in ("waiting", "transfer", "checks")},
+        "start": max((started(place, began) for place in places), key=lambda start: sum(start.values())),
+    }
+
+
+def started(place: Path, began: float) -> dict[str, float]:
+    """Return the seconds that a client's start took, by part."""
+    names = {"started": "process start", "imported": "imports", "checked the data": "data"}
+    found = logged(place / "worker.log", {f"bespoke.node: {word}": name for word, name in names.items()})
+    found |= logged(place / "node.log", {"SuperNode ID": "connection"})
+    times = [began, *(when[0] for when in found.values())]
+    return dict(zip(found, (end - start for start, end in pairwise(times)), strict=True))
 
 
 def loop(folder: Path) -> float:
@@ -143,7 +196,9 @@ def main() -> None:
     print(
         f"a round less its work: {found['overhead']:.2f} s (bar {BAR:g} s); a round of the loop: {found['loop']:.3f} s"
     )
-    print(f"start of a client, once: {found['start']:.1f} s, three at a time")
+    print("its parts:", ", ".join(f"{part} {seconds:.2f} s" for part, seconds in found["parts"].items()))
+    start = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in found["start"].items())
+    print(f"start of a client, once, three at a time: {start}")
     report.store(arguments.out, "cpu", sleep=SLEEP, clients=CLIENTS, bar=BAR, **found)
     sys.exit(found["overhead"] > BAR)
 

@@ -78,6 +78,19 @@ class Wire:
         return came
 
 
+class Clock:
+    """Seconds that pass only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 @functools.cache
 def task(dtype=torch.float64):
     """A net with a norm layer and a linear head."""
@@ -135,7 +148,8 @@ class Network:
     def clients(self, settings=FederationSettings(0.0, 1, 0.0), terms=None, **options):  # noqa: B008 - it is frozen
         """The server's side, with nothing in memory from before; its terms may be others than the nodes'."""
         terms = terms or self.terms
-        members = [Member(fingerprint(key), self.pool.train.sizes[c]) for c, key in enumerate(self.keys)]
+        train, test, val = self.pool.train.sizes, self.pool.test.sizes, self.pool.val.sizes
+        members = [Member(fingerprint(key), train[c], test=test[c], val=val[c]) for c, key in enumerate(self.keys)]
         extra = tree.map(lambda leaf: leaf[0], self.pool.extra)
         answers = dry_run(terms, made_up(terms.task, self.pool.inputs, extra, self.pool.transform))
         return NetworkClients(terms, answers, Ledger(members), self.wire, settings=settings, **options)

@@ -24,7 +24,6 @@ def run(folder, *words):
 
 def test_every_example_is_run_here():
     tested = {"own_method.py", "own_images.py", "own_csv.py", "quickstart.ipynb"}
-    tested |= {"federation.toml"}  # in tests/network
     assert {path.name for path in EXAMPLES.iterdir() if not path.name.startswith("__")} == tested
 
 

@@ -2,7 +2,6 @@
 
 import stat
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,8 @@ from page_runs import written
 from small_runs import command
 
 from bespoke import UserError
+from bespoke.flower.demo import EXPERIMENT as EXAMPLE
 from bespoke.report.page.live import listen
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "federation.toml"
 
 
 def test_keys_are_made_once_for_their_owner_alone(tmp_path):
@@ -28,6 +26,10 @@ def test_keys_are_made_once_for_their_owner_alone(tmp_path):
         and "never overwritten" in again.err
         and (path.with_name("node.key.pub")).read_text() == made.out
     )
+    path.unlink()
+    stray = command("keys", path)  # the public key of some other private one
+    assert stray.code == 2 and "node.key.pub is already there: keys are never overwritten" in stray.err
+    assert not path.exists() and path.with_name("node.key.pub").read_text() == made.out
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::"])
@@ -44,6 +46,8 @@ def test_what_serve_needs(tmp_path, monkeypatch):
     assert found.code == 2 and "have them made by --make-certificates HOST" in found.err
     found = command("serve", EXAMPLE, "--make-certificates", "server.example")
     assert found.code == 2 and "no client's key is known" in found.err
+    made = [tmp_path / "federations", *(tmp_path / "federations").rglob("*")]
+    assert len(made) == 6 and all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in made)
     found = command("serve", EXAMPLE, "--make-certificates", "server.example")
     assert found.code == 2 and "certificates are never overwritten" in found.err
     (tmp_path / "keys").write_text("ssh-rsa AAAA nobody\n")

@@ -25,9 +25,14 @@ def nodes_behind(network):
     return pems, lambda place: network.node(network.keys[place])
 
 
+def deflated(message):
+    """The objects that Flower sends for a message, by name: bytes."""
+    return {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+
+
 def through_bytes(message):
     """A message after Flower's own way over a wire."""
-    contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    contents = deflated(message)
     received = inflate_object_from_contents(message.object_id, contents)
     received.metadata.__dict__["_message_id"] = message.object_id
     return received
@@ -38,7 +43,7 @@ class OwnGrid(Grid):
 
     def __init__(self, pems, node, change=lambda place, reply: reply):
         self.pems, self.node, self.change = pems, node, change
-        self.offline, self.came, self.replies, self.sent = set(), {}, {}, 0
+        self.offline, self.came, self.replies, self.received = set(), {}, {}, []
 
     def set_run(self, run):
         raise NotImplementedError
@@ -64,6 +69,7 @@ class OwnGrid(Grid):
             reply = self.change(place, answered(self.node(place), asked)[0])
             if isinstance(reply, Message):
                 self.replies[message.object_id] = through_bytes(reply)
+                self.received.append(reply)
             numbers.append(message.object_id)
         return numbers
 

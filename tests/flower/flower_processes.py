@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -83,15 +81,15 @@ class Machines:
 
     def start(self, log, *words):
         """Start a command that writes to a file in the folder."""
-        with (self.folder / log).open("ab") as sink:
-            command = [sys.executable, "-m", "bespoke", *map(str, words)]
-            process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
-        self.processes.append(process)
-        return process
+        self.processes.append(children.command(*words, log=self.folder / log))
+        return self.processes[-1]
 
     def serve(self, *more):
-        words = ("serve", self.experiment, "--out", self.out, "--address", self.address, "--register", self.public)
-        return self.start("server.txt", *words, "--certificates", self.certificates, *more)
+        safety = ("--register", self.public, "--certificates", self.certificates)
+        safety = () if "--insecure" in more else safety
+        return self.start(
+            "server.txt", "serve", self.experiment, "--out", self.out, "--address", self.address, *safety, *more
+        )
 
     def join(self, client, *more, log=None, **changes):
         home = self.homes[client]

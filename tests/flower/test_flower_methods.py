@@ -7,13 +7,14 @@ import pytest
 pytest.importorskip("flwr")
 
 from eventful_runs import assert_the_same_as_a_simulation, spoil
-from flower_grid import OwnGrid, nodes_behind
+from flower_grid import OwnGrid, deflated, nodes_behind
 from flwr.supercore.task_identity import TaskIdentity
 from network_runs import Network, terms
 
 from bespoke.algorithms import ALGORITHMS
 from bespoke.flower.link import FlowerLink
 from bespoke.flower.records import from_records, to_records
+from bespoke.network.messages import overhead
 
 KINDS = {"trained": "train", "unsound": "train"}  # of a reply and of its request
 
@@ -47,3 +48,17 @@ def test_a_method_over_a_grid_equals_its_simulation(name, tmp_path):
     network.wire = Link(OwnGrid(*nodes_behind(network), spoilt))
     network.wire.network = network
     assert_the_same_as_a_simulation(name, network)
+    check_sizes(network)
+
+
+def check_sizes(network):
+    """Every upload takes the bytes of its tree and the stated overhead, and Flower adds no more than it is said to."""
+    up, checked = network.clients().answers.up, 0
+    for reply in network.wire.grid.received:
+        message = from_records(reply.content)
+        if json.loads(message.head).get("kind") == "trained":
+            size = sum(len(name.encode()) + len(content) for name, content in message.leaves)
+            assert size == sum(leaf.nbytes for leaf in up.values()) + overhead(up)
+            assert sum(map(len, deflated(reply).values())) - size - len(message.head) <= 600 + 350 * len(up)
+            checked += 1
+    assert checked > 4

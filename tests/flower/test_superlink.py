@@ -53,7 +53,7 @@ def test_a_task_is_given_to_nobody_without_the_secret(superlink):
 def test_a_foreign_run_is_not_carried_out(superlink):
     foreign = submit(superlink)
     with superlink.run(60.0):  # which waits for the task of its own run, and gives others back
-        _, runs = tasks.status(superlink.api.address, superlink.ca)
+        runs = tasks.runs(superlink.api.address, superlink.ca)
         (ended,) = [run.status for run in runs if run.run_id == foreign]
         assert (ended.status, ended.sub_status) == ("finished", "failed")
 

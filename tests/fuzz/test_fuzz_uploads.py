@@ -254,7 +254,7 @@ def test_the_same_reply_unchanged_is_accepted():
 def test_hostile_scores_are_refused(scores, metric):
     over = second_round()[0]
     metrics = {"accuracy": [1.0, 2.0], "loss": [1.0, 2.0]}
-    good = ["test", "personal", 2, metrics, {}]
+    good = ["test", "personal", over.clients.store.members[BAD].test, metrics, {}]
     odd = [*good[:3], metrics | {"loss": metric}, {}]
     over.clients.roster.link.change = lambda head, leaves: (
         head | {"kind": "evaluated", "scores": [good, odd, *scores]},

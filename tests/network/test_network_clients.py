@@ -8,7 +8,7 @@ from typing import final
 import pytest
 import torch
 import toy
-from network_runs import HASH, SEED, TRAINING, Network, data, federation, task, terms
+from network_runs import HASH, SEED, TRAINING, Clock, Network, data, federation, task, terms
 
 from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.clients import SequentialClients
@@ -469,19 +469,6 @@ def test_local_evaluation_sends_what_was_just_trained(tmp_path):
 # --- who leaves while the server waits -----------------------------------------------------------------------------
 
 
-class Clock:
-    """Seconds that pass only while somebody sleeps."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
 def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(network, monkeypatch):
     clock = Clock()
     monkeypatch.setattr("bespoke.network.roster.time", clock)
@@ -498,7 +485,7 @@ def test_a_client_that_leaves_is_not_waited_for_but_its_last_answer_counts(netwo
     network.wire.change = lambda request, reply: held.update({request["client"]: reply})
     network.wire.pull = late
     (done,) = rounds(network, clients)
-    assert done.trained.missing == {1: "it went offline before it answered"}
+    assert done.trained.missing == {1: "it went offline during its work"}
     assert done.uploads.clients.tolist() == [0, 2] and clock.now == 9.0
 
 

@@ -15,7 +15,7 @@ from bespoke.data.agreed import agreed, contract_of
 from bespoke.errors import UserError
 from bespoke.models.start import write_start
 from bespoke.network.settings import FederationSettings
-from bespoke.runs.agreement import agreement, terms_of
+from bespoke.runs.agreement import agreement
 from bespoke.runs.experiment import from_tables
 from bespoke.runs.joining import member
 
@@ -98,7 +98,7 @@ def test_a_simulation_is_no_contract():
 
 
 def test_both_sides_have_the_same_terms():
-    one, two = terms_of(made()), terms_of(made())
+    one, two = agreement(made()).terms, agreement(made()).terms
     assert one.experiment == two.experiment == made().hash() and one.down == two.down
     assert same_tensors(tree.flatten(one.params), tree.flatten(two.params))
 
@@ -106,10 +106,10 @@ def test_both_sides_have_the_same_terms():
 def test_other_start_weights_are_another_experiment(tmp_path):
     own = made(model={"name": "linear", "start": str(tmp_path / "start.safetensors")})
     names = []
-    task = terms_of(made()).task
+    task = agreement(made()).terms.task
     for seed in (0, 0, 1):
         write_start(own.model.start, task.init(bespoke.rng.key(seed)), task)
-        names.append(terms_of(own).experiment)
+        names.append(agreement(own).terms.experiment)
     assert names[0] == names[1] != names[2] and own.hash() not in names
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from network_runs import Wire
+from network_runs import Clock, Wire
 from sklearn.datasets import load_digits
 from small_runs import command, records, same_tensors
 
@@ -17,17 +17,16 @@ from bespoke.core import tree
 from bespoke.errors import UserError
 from bespoke.network.ledger import fingerprint
 from bespoke.network.messages import Message
-from bespoke.network.node import declined
 from bespoke.network.settings import FederationSettings
 from bespoke.runs import joining
-from bespoke.runs.agreement import terms_of
+from bespoke.runs.agreement import agreement
 from bespoke.runs.checkpoint import load_newest
 from bespoke.runs.experiment import load
 from bespoke.runs.joining import member
 from bespoke.runs.serving import serve
 
 SCALED = ("normalise(mean=[0.03137255], deviation=[0.03137255])",)
-EXAMPLE = Path(__file__).parents[2] / "examples" / "federation.toml"
+EXAMPLE = Path(bespoke.__file__).parent / "flower" / "federation.toml"
 KEYS = ("key a", "key b", "key c")
 QUICK = FederationSettings(round_timeout=0.01, interval=0.001)
 
@@ -94,7 +93,7 @@ def test_a_federation_equals_its_simulation(algorithm, tmp_path):
     run = serve(own, Members(own, paths, tmp_path), tmp_path / "out", progress=False, told=said.append)
     same = bespoke.DataSettings(name="files", path=str(tmp_path / "data" / "*.npz"), num_classes=10, transform=SCALED)
     there = bespoke.run(experiment(algorithm, same), tmp_path / "loop", backend="loop", device="cpu", progress=False)
-    assert same_tensors(tree.flatten(terms_of(own).params), tree.flatten(there.federation.params))
+    assert same_tensors(tree.flatten(agreement(own).terms.params), tree.flatten(there.federation.params))
     last = [load_newest(folder / "checkpoints")[0].server for folder in (tmp_path / "out", tmp_path / "loop")]
     one, two = map(tree.flatten, last)
     assert one.keys() == two.keys() and all(float((one[n] - two[n]).abs().max()) <= 1e-6 for n in one)
@@ -165,8 +164,19 @@ def test_with_a_quorum_the_run_begins_and_a_free_place_is_taken_later(tmp_path):
     late = f"client 2, {fingerprint(KEYS[1])[:16]}, joined late"
     assert late in said and late in run.notes and said[-1] == "3 of 3 clients have their models"
     longer = replace(own, training=bespoke.Training(rounds=3, batch=64))
-    again, _ = served(longer, link, tmp_path / "out", resume=True)  # its place is in the checkpoint
-    assert "missing" not in again.folder.rounds()[2] and again.notes == []
+
+    def lies(request, reply):
+        if (request["kind"], request["client"]) != ("evaluate", 2):
+            return reply
+        told = json.loads(reply.head)
+        told["scores"] = [[split, view, rows - 1, *rest] for split, view, rows, *rest in told["scores"]]
+        return Message(json.dumps(told), reply.leaves)
+
+    link.change = lies
+    again, _ = served(longer, link, tmp_path / "out", resume=True)  # its place and its rows are in the checkpoint
+    assert "missing" not in again.folder.rounds()[2]
+    assert again.notes == ["scores of client 2 were refused: it scores 27 test rows, and declared 28"]
+    link.change = lambda request, reply: reply
     own, _ = served(own, link, tmp_path / "other", resume=True)  # where there is nothing yet: all by their keys
     assert own.folder.federation()["roster"] == [fingerprint(key) for key in KEYS]
 
@@ -194,9 +204,23 @@ def test_those_who_do_not_answer_are_asked_three_times_while_they_stay(tmp_path)
         return set(KEYS)
 
     link.online = online
+    said = []
     with pytest.raises(Died):
-        served(own, link, tmp_path / "out", wait=600.0)
+        served(own, link, tmp_path / "out", wait=600.0, told=said.append)
     assert asked == ["enrol"] * 9
+    first = f"client {fingerprint(KEYS[0])[:16]} could not enrol: its app ended"
+    assert [line for line in said if line.startswith(first)] == [f"{first} (try {n} of 3)" for n in (1, 2, 3)]
+
+
+def test_a_silent_client_holds_the_others_up_for_a_minute_at_most(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("bespoke.network.roster.time", clock)
+    own = one_round(federation=replace(QUICK, quorum=2, round_timeout=600.0, interval=0.5))
+    link, said = Members(own, files(tmp_path / "data"), tmp_path), []
+    link.change = lambda request, reply: None if request["kind"] == "enrol" and len(said) < 2 else reply
+    served(own, link, tmp_path / "out", wait=600.0, told=said.append)
+    silent = [line for line in said if line.endswith("could not enrol: it did not answer within 60 s (try 1 of 3)")]
+    assert len(silent) == 3 and clock.now < 62
 
 
 REFUSED = {
@@ -245,7 +269,7 @@ def test_the_server_says_why_it_refuses_a_client_and_goes_on_without(tmp_path):
     assert run.folder.federation()["train"] == [64, 112, 0]
     why = f"{tmp_path}/x breaks the contract"
     link = Members(own, files(tmp_path / "data"), tmp_path / "again")
-    link.change = lambda request, reply: declined(Message(json.dumps(request)), why) if request["id"] else reply
+    link.change = lambda _, reply: Message(json.dumps(json.loads(reply.head) | {"kind": "failed", "why": why}))
     with pytest.raises(UserError, match=r"^0 of 3 clients came"):
         said = []
         serve(own, link, tmp_path / "other", wait=0.0, told=said.append)
@@ -335,15 +359,6 @@ def test_a_server_that_died_goes_on_with_the_roster_of_its_checkpoint(tmp_path):
 PARTS = ("whole", "parts")
 
 
-def test_a_run_that_is_stopped_lets_nobody_finish_until_it_is_resumed(tmp_path):
-    own = experiment("fedavg")
-    link = Members(own, files(tmp_path / "data"), tmp_path)
-    stopped, _ = served(own, link, tmp_path / "out", stop=lambda: True)
-    assert stopped.last_round == 1 and not list(tmp_path.glob(f"*/{joining.MODEL}"))
-    served(own, link, tmp_path / "out", resume=True)
-    assert len(list(tmp_path.glob(f"*/{joining.MODEL}"))) == 3
-
-
 def test_every_client_keeps_its_own_model_and_report(tmp_path):
     own = experiment("fedavg", training=bespoke.Training(rounds=1, epochs=5, batch=8, lr=0.2))
     paths = files(tmp_path / "data")
@@ -356,7 +371,9 @@ def test_every_client_keeps_its_own_model_and_report(tmp_path):
         model = bespoke.load_model(tmp_path / key / joining.MODEL)
         with np.load(paths[client]) as found:
             assert report["after"] == model.score(found["x_test"], found["y_test"]) == model.about["score"]["value"]
-            before = replace(model, personal=terms_of(own).params)  # of FedAvg: the common initial weights as they are
+            before = replace(
+                model, personal=agreement(own).terms.params
+            )  # of FedAvg: the common initial weights as they are
             assert report["before"] == before.score(found["x_test"], found["y_test"]) < report["after"]
             assert report["rows"] == {"train": len(found["y"]), "val": 0, "test": len(found["y_test"])}
         assert (report["client"], report["round"], report["experiment"]) == (str(client), 1, own.hash())

@@ -1,12 +1,13 @@
 """``bespoke keys``, ``serve``, ``join`` and ``federation status``: a federation of machines, over Flower."""
 
 import contextlib
+import functools
 import importlib.util
 import ipaddress
 import json
-import signal
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,20 @@ Insecure = Annotated[
 Ca = Annotated[Path | None, typer.Option(help="The server's ca.crt.")]
 
 
+def _private(command: Callable[..., None]) -> Callable[..., None]:
+    """Let the owner alone read what a command writes, and what it starts: states, models, records, logs."""
+
+    @functools.wraps(command)
+    def for_its_owner(*arguments: Any, **options: Any) -> None:
+        before = os.umask(0o077)
+        try:
+            command(*arguments, **options)
+        finally:
+            os.umask(before)
+
+    return for_its_owner
+
+
 def keys(
     path: Annotated[Path, typer.Argument(help="The new private key's file; the public key lies beside it, as .pub.")],
 ) -> None:
@@ -34,6 +49,7 @@ def keys(
     print(visible(f"private key in {path}: it stays here; public key in {path}.pub"), file=sys.stderr)
 
 
+@_private
 def serve(
     experiment: Annotated[str, typer.Argument(help="The experiment's file, the same as the clients'.")],
     out: Annotated[Path | None, typer.Option(help="The federation's folder; the run's records lie in OUT/run.")] = None,
@@ -56,8 +72,8 @@ def serve(
 ) -> None:
     """Run an experiment over machines that join: certificates, keys, rounds, records, and what to do when one dies."""
     _need_flower()
+    from bespoke.flower import children, server, supervisor
     from bespoke.flower import keys as files
-    from bespoke.flower import server, supervisor
     from bespoke.report.summary import sentence, trouble
     from bespoke.runs.experiment import load
 
@@ -77,7 +93,7 @@ def serve(
             )
         if not lines and not resume:
             raise UserError("no client's key is known: give --register with the clients' public keys")
-    _end_on_terminate()
+    children.end_as_asked()
     _one_thread()
     show_beside(live, [folder / "run"])
     with _told_when_stopped(f"stopped: all whole rounds are in {folder}; go on with --resume"):
@@ -98,6 +114,7 @@ def serve(
         raise typer.Exit(3)
 
 
+@_private
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server's.")],
     experiment: Annotated[str, typer.Option(help="The experiment's file, the same as the server's.")],
@@ -113,13 +130,13 @@ def join(
 ) -> None:
     """Take part in a federation with data that stay here, and get a model of one's own."""
     _need_flower()
-    from bespoke.flower import supervisor
+    from bespoke.flower import children, supervisor
 
     host, _ = supervisor.split(address)
     _check_insecure(insecure, host)
     if not insecure and (key is None or ca is None):
         raise UserError("give --key and --ca: every client has a key of its own (bespoke keys) and the server's ca.crt")
-    _end_on_terminate()
+    children.end_as_asked()
     place = supervisor.Place(
         address, experiment, data, home, None if insecure else key, None if insecure else ca, test, wait
     )
@@ -137,7 +154,8 @@ def status(
 ) -> None:
     """Show which clients a server knows, which are there, and its runs."""
     _need_flower()
-    from bespoke.flower import keys as files
+    import httpx
+
     from bespoke.flower import supervisor, tasks
     from bespoke.network.ledger import fingerprint
 
@@ -149,11 +167,14 @@ def status(
         raise UserError(f"--ca {ca} is no file: get the server's ca.crt from its operator")
     if why := supervisor.unreachable(address, None if insecure else ca):
         raise UserError(f"there is no server at {address}: {why}")
-    nodes, runs = tasks.status(address, ca.read_bytes() if ca and not insecure else None)
+    where = address, ca.read_bytes() if ca and not insecure else None
+    try:
+        nodes, runs = tasks.nodes(*where), tasks.runs(*where)
+    except httpx.HTTPError as error:
+        raise UserError(f"the server at {address} cannot be asked: {error}; check the address and --ca") from None
     found = {
         "clients": [
-            {"key": files.line_of_pem(node.public_key), "status": node.status, "since": node.last_activated_at}
-            for node in nodes
+            {"key": key, "status": node.status, "since": node.last_activated_at} for key, node in nodes.items()
         ],
         "runs": [{"id": str(run.run_id), "status": run.status.status, "ended": run.status.sub_status} for run in runs],
     }
@@ -174,16 +195,20 @@ def sees(
 ) -> None:
     """Show what a server sees of a client in a round: the arrays of its upload, and what is logged beside it."""
     from bespoke.flower.sight import seen
+    from bespoke.network.terms import ROWS
     from bespoke.runs.experiment import load
 
-    parts, logged, size, headers = seen(load(experiment, algorithm)[0])
-    for part, number in parts.items():
+    up = seen(load(experiment, algorithm)[0])
+    for part, number in up.parts.items():
         print(f"{part}: {number:,} numbers")
-    print(f"in all: {sum(parts.values()):,} numbers, {size:,} bytes, and {headers:,} of headers and names")
-    print(f"logged: {', '.join(logged) or 'nothing'}; and once the number of its rows, and its scores")
+    print(f"in all: {sum(up.parts.values()):,} numbers, {up.size:,} bytes, and {up.overhead:,} of headers and names")
+    if up.compact != up.size:
+        print(f"compact: {up.compact:,} bytes for a client with {ROWS} rows, which is what the record counts")
+    print(f"logged: {', '.join(up.logged) or 'nothing'}; and once the number of its rows, and its scores")
 
 
 @app.command()
+@_private
 def demo(
     out: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
 ) -> None:
@@ -191,10 +216,11 @@ def demo(
     _need_flower()
     import tempfile
 
+    from bespoke.flower import children
     from bespoke.flower import demo as demonstration
 
     folder = Path(tempfile.mkdtemp(prefix="bespoke-federation-")) if out is None else out
-    _end_on_terminate()
+    children.end_as_asked()
     reports = demonstration.run(folder)
     print(f"\n{demonstration.table(reports).rstrip()}\n\neach on its own test rows; the models:")
     for name in reports:
@@ -214,15 +240,6 @@ def _check_insecure(insecure: bool, host: str) -> None:
         loopback = host == "localhost"
     if insecure and not loopback:
         raise UserError(f"--insecure is for one machine alone, and {host} is not 127.0.0.1: use keys and certificates")
-
-
-def _end_on_terminate() -> None:
-    """Let SIGTERM end the command as Ctrl-C does, so that what it has started ends too."""
-
-    def end(signum: int, frame: Any) -> None:
-        raise SystemExit(128 + signum)
-
-    signal.signal(signal.SIGTERM, end)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bespoke.errors import UserError
 
+Told = Callable[[str], None]  # takes lines for whoever watches a command
+
 _LOOK, _GRACE = 0.5, 15.0  # seconds between two looks at the parent; for a process to end when it is asked to
+_PARENT = "BESPOKE_PARENT"  # the process with which a command shall end; without it, it outlives whoever typed it
 
 
 def end_with(parent: int) -> None:
@@ -37,6 +42,25 @@ def start(module: str, arguments: list[str], log: Path, home: Path, **variables:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment, start_new_session=True
         )
+
+
+def command(*words: object, log: Path | None = None, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a command of this program's, as somebody types it, that ends with this process; it may write to ``log``."""
+    environment = os.environ | {_PARENT: str(os.getpid())} | variables
+    with log.open("ab") if log else contextlib.nullcontext() as sink:
+        typed = [sys.executable, "-m", "bespoke", *map(str, words)]
+        return subprocess.Popen(typed, stdout=sink, stderr=sink, env=environment, start_new_session=True)
+
+
+def end_as_asked() -> None:
+    """Let SIGTERM end this command as Ctrl-C does, so that what it has started ends too, and end with its parent."""
+
+    def end(signum: int, frame: Any) -> None:
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, end)
+    if parent := os.environ.get(_PARENT):
+        end_with(int(parent))
 
 
 def stop(process: subprocess.Popen[bytes] | None) -> None:

@@ -2,9 +2,8 @@
 
 import functools
 import logging
-from pathlib import Path
-from typing import Any
 
+import torch
 from flwr.app import Context, Error
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
@@ -14,6 +13,8 @@ from bespoke.errors import UserError
 from bespoke.flower.records import from_records, to_records
 from bespoke.network.messages import MessageError, Reply, Request, read_head
 from bespoke.network.node import Node
+from bespoke.runs.experiment import load
+from bespoke.runs.joining import member
 
 _log = logging.getLogger("bespoke.node")
 app = ClientApp()
@@ -52,12 +53,6 @@ def query(message: FlowerMessage, context: Context) -> FlowerMessage:
 @functools.cache
 def node(experiment: str, data: str, home: str, test: str = "") -> Node:
     """Return the node of a client with these files."""
-    import torch
-
-    from bespoke.runs.experiment import load
-    from bespoke.runs.joining import member
-
     torch.set_num_threads(1)
     loaded, _ = load(experiment)
-    options: dict[str, Any] = {"test": Path(test) if test else None}
-    return member(loaded, Path(data), Path(home), **options)
+    return member(loaded, data, home, test=test or None)

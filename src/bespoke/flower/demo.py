@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,34 +15,7 @@ from bespoke.report.table import aligned
 from bespoke.report.units import written
 
 CLIENTS = 3
-_EXPERIMENT = """\
-# pFedFDA on digits over three machines: the same file for the server and every client.
-seed = 0
-
-[data]
-name = "contract"
-shape = [1, 8, 8]
-dtype = "uint8"
-class_names = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-clients = 3
-transform = ["normalise(mean=[0.03137255], deviation=[0.03137255])"] # grey levels 0..16, of 255, become [-1, 1]
-test = 0.2
-
-[model]
-name = "mlp"
-
-[algorithm]
-name = "pfedfda"
-
-[training]
-rounds = 5
-
-[evaluation]
-every = 0 # after the last round only
-
-[federation]
-quorum = 3
-"""
+EXPERIMENT = Path(__file__).parent / "federation.toml"  # an example for everybody
 
 
 def prepare(folder: Path) -> None:
@@ -51,7 +23,7 @@ def prepare(folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     make_folder(folder)
-    write_atomic(folder / "experiment.toml", _EXPERIMENT)
+    write_atomic(folder / "experiment.toml", EXPERIMENT.read_bytes())
     digits = load_digits()
     x, y = digits.images.astype(np.uint8)[:, None], digits.target.astype(np.int64)
     draw = np.random.default_rng(0)
@@ -71,11 +43,6 @@ def prepare(folder: Path) -> None:
     keys.make_certificates(folder / "server" / "certificates", ["127.0.0.1", "localhost"])
 
 
-def command(*words: object) -> list[str]:
-    """Return a command of this program's, as somebody types it."""
-    return [sys.executable, "-m", "bespoke", *map(str, words)]
-
-
 def run(folder: Path) -> dict[str, Any]:
     """Run the federation in an empty folder, and return each client's report."""
     if folder.exists() and any(folder.iterdir()):
@@ -91,7 +58,7 @@ def run(folder: Path) -> dict[str, Any]:
     ]
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        processes = [subprocess.Popen(command(*words), start_new_session=True) for words in (serve, *joins)]
+        processes = [children.command(*words) for words in (serve, *joins)]
         while None in (codes := [process.poll() for process in processes]) or any(codes):
             if any(codes):
                 raise UserError(f"the server or a client failed: see what it said, and the files in {folder}")

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from bespoke.errors import UserError, shown
-from bespoke.files import make_folder
+from bespoke.files import make_folder, write_atomic, write_error
 
 _YEARS = 2  # that certificates are valid
 CA, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
@@ -22,14 +23,16 @@ CA, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
 def make_key(path: Path) -> str:
     """Write a new private key, and the public one beside it as ``.pub``; return the public key as one line."""
     private = ec.generate_private_key(ec.SECP384R1())
-    text = public_line(private.public_key())
+    text, public = public_line(private.public_key()), path.with_name(f"{path.name}.pub")
+    if os.path.lexists(public):
+        raise UserError(f"{public} is already there: keys are never overwritten")
     write_secret(
         path,
         private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         ),
     )
-    path.with_name(f"{path.name}.pub").write_text(f"{text}\n")
+    write_atomic(public, f"{text}\n")
     return text
 
 
@@ -111,7 +114,7 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     leaf = leaf.add_extension(signer, critical=False)
     for name, builder in ((CA, root), (CERTIFICATE, leaf)):
         made = builder.sign(authority, hashes.SHA384())
-        (folder / name).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        write_atomic(folder / name, made.public_bytes(serialization.Encoding.PEM))
     pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     write_secret(folder / KEY, server.private_bytes(*pem))
 
@@ -139,6 +142,13 @@ def _named(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
+def new_secret(path: Path) -> bytes:
+    """Write bytes that nobody can guess, in the place of earlier ones, and return them."""
+    path.unlink(missing_ok=True)
+    write_secret(path, secret := secrets.token_bytes(32))
+    return secret
+
+
 def write_secret(path: Path, content: bytes) -> None:
     """Write a file that its owner alone may read; never over another one."""
     make_folder(path.parent)
@@ -148,5 +158,9 @@ def write_secret(path: Path, content: bytes) -> None:
         raise UserError(f"{path} is already there: keys are never overwritten") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another file") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # half a key is none
+        raise write_error(path, error) from None

@@ -16,9 +16,7 @@ from bespoke.flower import keys
 from bespoke.flower.records import from_records, to_records
 from bespoke.network.messages import Message, MessageError
 
-_LOOK = 2.0  # seconds between two looks at who is there, while answers are awaited
 _TRIES, _PAUSE = 4, 1.0  # of a call to the SuperLink, and seconds between them
-_OFFLINE = "it went offline during its work"
 
 Answer = TypeVar("Answer")
 
@@ -44,14 +42,12 @@ class FlowerLink:
         self.grid, self.ttl, self.alive, self.known = grid, ttl, alive, known
         self._nodes: dict[str, Any] = {}  # what Flower tells of the nodes that are online, by key
         self._pushed: dict[str, tuple[str, str]] = {}  # by key: the last message's id, and when the node had come
-        self._looked = 0.0
 
     def online(self) -> set[str]:
         """Return the keys of the nodes that are connected, or were less than a minute ago."""
         found = self._tried(lambda: list(self.grid.get_nodes()))
         nodes = {keys.line_of_pem(node.public_key): node for node in found}
         self._nodes = {key: node for key, node in nodes.items() if self.known is None or key in self.known}
-        self._looked = time.monotonic()
         return set(self._nodes)
 
     def push(self, messages: Mapping[str, Message]) -> None:
@@ -83,15 +79,10 @@ class FlowerLink:
         return found
 
     def _gone(self) -> dict[str, str]:
-        """Return the clients that cannot answer, by key, and why: Flower would let the server wait for them."""
+        """Return those who cannot answer though they are online, as :meth:`online` saw them last, by key, and why."""
         gone = {key: "its message could not be sent" for key, (number, _) in self._pushed.items() if not number}
-        if not self._pushed or time.monotonic() < self._looked + _LOOK:
-            return gone
-        self.online()
         for key, (_, came) in self._pushed.items():
-            if key not in self._nodes:
-                gone.setdefault(key, _OFFLINE)
-            elif self._nodes[key].last_activated_at != came:
+            if key in self._nodes and self._nodes[key].last_activated_at != came:  # it does not know the message
                 gone.setdefault(key, "its node was started again during its work")
         return gone
 
@@ -113,7 +104,7 @@ class FlowerLink:
 def _read(reply: FlowerMessage) -> Message | str:
     """Return an answer, or why there is none."""
     if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
-        return _OFFLINE
+        return "it went offline during its work"
     if reply.has_error():
         return f"its program failed: {reply.error.reason or f'error {reply.error.code}'}"
     try:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import secrets
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -14,7 +13,7 @@ import httpx
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import SUPERLINK_NODE_ID as SUPERLINK
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.supercore.fab import Fab
 from flwr.supercore.task_identity import TaskIdentity
@@ -24,10 +23,10 @@ from bespoke.errors import UserError
 from bespoke.files import make_folder, write_atomic
 from bespoke.flower import children, keys, tasks
 from bespoke.flower.link import FlowerLink, LinkLost
-from bespoke.flower.tasks import control
 from bespoke.runs.lock import FolderLock
 
 _START, _LEAVE = 60.0, 20.0  # seconds for a SuperLink to answer, and for an earlier one to leave
+_LOSSES, _QUICK_LOSSES, _QUICK = 20, 3, 10.0  # of the SuperLink until a run gives up; where each comes this soon
 _LOG, _DATABASE, _SECRET = "superlink.log", "superlink.db", "superlink.secret"
 _REGISTERED = "registered.pub"  # the keys that the operator has let in
 APP = Path(__file__).parent / "app"
@@ -43,11 +42,8 @@ class SuperLink:
         self.ca = (certificates / keys.CA).read_bytes() if certificates else None
         self.process: subprocess.Popen[bytes] | None = None
         self.known: Collection[str] | None = None  # the keys of clients that may take part; None: all
-        secret = folder / _SECRET
-        secret.unlink(missing_ok=True)
-        keys.write_secret(secret, secrets.token_bytes(32))
         own = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-        self.api = tasks.Api(f"{own}:{port}", self.ca, secret.read_bytes())
+        self.api = tasks.Api(f"{own}:{port}", self.ca, keys.new_secret(folder / _SECRET))
 
     def start(self) -> None:
         """Start it, and return when it answers."""
@@ -66,7 +62,7 @@ class SuperLink:
             if not self.alive():
                 raise UserError(f"the SuperLink ended at once: see {self.folder / _LOG}")
             try:
-                self.nodes()
+                tasks.nodes(self.api.address, self.ca)
                 return
             except httpx.HTTPError as error:
                 why = str(error)
@@ -98,11 +94,6 @@ class SuperLink:
         for path in self.folder.glob(f"{_DATABASE}*"):
             path.unlink()
 
-    def nodes(self) -> list[Any]:
-        """Return what it knows of the nodes, online or not."""
-        with control(self.api.address, self.ca) as client:
-            return list(client.ListNodes(ListNodesRequest()).nodes_info)
-
     def register(self, lines: Iterable[str]) -> None:
         """Let the nodes with these public keys in, and those that earlier calls let in, and nobody else.
 
@@ -112,8 +103,8 @@ class SuperLink:
         earlier = keys.read_lines([path]) if path.exists() else []
         self.known = list(dict.fromkeys([*earlier, *lines]))
         write_atomic(path, "".join(f"{line}\n" for line in self.known))
-        known = {keys.line_of_pem(node.public_key) for node in self.nodes() if not node.unregistered_at}
-        with control(self.api.address, self.ca) as client:
+        known = tasks.nodes(self.api.address, self.ca)
+        with tasks.control(self.api.address, self.ca) as client:
             for line in self.known:
                 if line not in known:
                     client.RegisterNode(RegisterNodeRequest(public_key=keys.pem_of_line(line)))
@@ -122,7 +113,7 @@ class SuperLink:
     def run(self, ttl: float) -> Iterator[FlowerLink]:
         """Begin a run and yield the link of its server app, which is whatever the caller does with it."""
         try:
-            with control(self.api.address, self.ca) as client:
+            with tasks.control(self.api.address, self.ca) as client:
                 content = build_fab_from_disk(APP)
                 fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
                 number = client.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
@@ -165,7 +156,7 @@ class SuperLink:
             tasks.give_back(own, why)
 
 
-def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int], Any], told: tasks.Told) -> Any:
+def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int], Any], told: children.Told) -> Any:
     """Return what ``work(link, attempt)`` returns; when the SuperLink dies, start it again and let it go on."""
     attempt = 0
     while True:
@@ -174,9 +165,9 @@ def supervised(superlink: SuperLink, ttl: float, work: Callable[[FlowerLink, int
             with superlink.run(ttl) as link:
                 return work(link, attempt)
         except LinkLost as error:
-            quick = time.monotonic() - began < 10
+            quick = time.monotonic() - began < _QUICK
             attempt += 1
-            if attempt > 20 or (quick and attempt > 3):
+            if attempt > _LOSSES or (quick and attempt > _QUICK_LOSSES):
                 raise UserError(f"the SuperLink was lost {attempt} times, the last time with: {error}") from error
             told(f"the SuperLink was lost ({error}); it is started again, and the run goes on from its last round")
             superlink.stop()
@@ -192,7 +183,7 @@ def serve(
     *,
     resume: bool,
     wait: float,
-    told: tasks.Told,
+    told: children.Told,
 ) -> Any:
     """Run an experiment over the clients with these public keys, through deaths of the SuperLink; return the run."""
     from bespoke.runs import serving

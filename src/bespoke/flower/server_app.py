@@ -7,6 +7,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from bespoke.errors import UserError
 from bespoke.flower.link import FlowerLink
+from bespoke.runs.experiment import load
+from bespoke.runs.serving import serve
 
 app = ServerApp()
 
@@ -14,9 +16,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config names, on this machine."""
-    from bespoke.runs.experiment import load
-    from bespoke.runs.serving import serve
-
     given = context.run_config
     if absent := [name for name in ("experiment", "out") if not given.get(name)]:
         raise UserError(f"the run config has no {absent[0]}: give it to flwr run with --run-config")

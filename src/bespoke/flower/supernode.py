@@ -7,6 +7,7 @@ refuses a new node with its key and lets a round wait. Half a minute is enough f
 import sys
 
 from flwr.common import constant
+from flwr.common.logger import update_console_handler
 
 from bespoke.flower.children import end_with
 
@@ -15,4 +16,5 @@ if __name__ == "__main__":
     constant.HEARTBEAT_DEFAULT_INTERVAL = 15  # before the modules that take it are imported
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    update_console_handler(timestamps=True, colored=False)
     flower_supernode()

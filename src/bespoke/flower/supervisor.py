@@ -5,7 +5,6 @@ which does nothing that may fail, starts what has ended, and says in a sentence 
 """
 
 import json
-import secrets
 import socket
 import ssl
 import subprocess
@@ -13,13 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-from flwr.proto.control_pb2 import ListNodesRequest
-
 from bespoke.errors import UserError, visible
 from bespoke.files import make_folder
 from bespoke.flower import children, keys, worker
-from bespoke.flower.tasks import Told, control
+from bespoke.flower.children import Told
 from bespoke.runs.lock import FolderLock
 
 _LOOK = 0.3  # seconds between two looks
@@ -64,9 +60,7 @@ class _Supervisor:
         self.node: subprocess.Popen[bytes] | None = None
         self.deaths = 0
         self.refused: float | None = None  # since when the server has refused the key
-        secret = self.home / _SECRET
-        secret.unlink(missing_ok=True)
-        keys.write_secret(secret, secrets.token_bytes(32))
+        keys.new_secret(self.home / _SECRET)
         for name in (_WORKER_LOG, _NODE_LOG, worker.FINISHED):
             (self.home / name).unlink(missing_ok=True)
 
@@ -187,13 +181,15 @@ class _Supervisor:
 
     def _status(self) -> str:
         """Return what the server says of this client's key, or "" where it tells nobody."""
+        import httpx
+
+        from bespoke.flower import tasks  # which imports Flower, and is seldom needed
+
         try:
-            with control(self.place.address, self.place.ca.read_bytes() if self.place.ca else None) as client:
-                nodes = client.ListNodes(ListNodesRequest()).nodes_info
+            found = tasks.nodes(self.place.address, self.place.ca.read_bytes() if self.place.ca else None)
         except httpx.HTTPError:
             return ""
-        found = [node for node in nodes if keys.line_of_pem(node.public_key) == self.line and not node.unregistered_at]
-        return found[0].status if found else "unknown"
+        return found[self.line].status if self.line in found else "unknown"
 
     def _node_said(self) -> str:
         """Return what the node that was started last has said."""
@@ -240,7 +236,7 @@ def split(address: str) -> tuple[str, int]:
 def _context(ca: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(ca))
-    except ssl.SSLError:
+    except OSError:  # SSLError is one
         raise UserError(f"--ca {ca} holds no certificate: get the server's ca.crt from its operator") from None
 
 

@@ -7,7 +7,7 @@ process stays, so that importing torch costs no time. A secret that only the sta
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,13 +23,10 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from bespoke.errors import UserError
+from bespoke.flower import keys
 
 _HEARTBEAT = 5.0  # seconds between two signs of life, without which Flower gives a task up
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-
-
-Told = Callable[[str], None]
 
 
 class Api(NamedTuple):
@@ -94,12 +91,14 @@ def control(address: str, ca: bytes | None) -> ControlHttpClient:
     )
 
 
-def status(address: str, ca: bytes | None) -> tuple[list[Any], list[Any]]:
-    """Return the nodes and the runs that a SuperLink tells of."""
-    try:
-        with control(address, ca) as client:
-            nodes = list(client.ListNodes(ListNodesRequest()).nodes_info)
-            runs = list(client.ListRuns(ListRunsRequest()).run_dict.values())
-    except httpx.HTTPError as error:
-        raise UserError(f"the server at {address} cannot be asked: {error}; check the address and --ca") from None
-    return nodes, runs
+def nodes(address: str, ca: bytes | None) -> dict[str, Any]:
+    """Return what a SuperLink tells of the nodes that it knows, online or not, by public key."""
+    with control(address, ca) as client:
+        found = client.ListNodes(ListNodesRequest()).nodes_info
+    return {keys.line_of_pem(node.public_key): node for node in found if not node.unregistered_at}
+
+
+def runs(address: str, ca: bytes | None) -> list[Any]:
+    """Return what a SuperLink tells of its runs."""
+    with control(address, ca) as client:
+        return list(client.ListRuns(ListRunsRequest()).run_dict.values())

@@ -16,6 +16,7 @@ READY, FINISHED = "ready", "finished"  # in the client's home: its data have bee
 REFUSED = 2  # how the process ends where its data or settings are wrong
 _INTERVAL = 0.2  # seconds between two looks for a message
 _TOLD = 5.0  # seconds for the server to hear why a client leaves
+_log = logging.getLogger("bespoke.node")
 
 
 def work(settings: dict[str, str]) -> NoReturn:
@@ -25,9 +26,11 @@ def work(settings: dict[str, str]) -> NoReturn:
 
     from bespoke.flower import client_app, tasks
 
+    _log.info("imported")
     home = Path(settings["home"])
     node = client_app.node(*(settings[name] for name in ("experiment", "data", "home", "test")))
     (home / READY).touch()
+    _log.info("checked the data")
     api = tasks.Api(settings["runtime"], None, Path(settings["secret"]).read_bytes())
     with api.client() as idle:
         while True:
@@ -40,12 +43,16 @@ def work(settings: dict[str, str]) -> NoReturn:
                 continue
             try:
                 with api.client(found[0]) as client, tasks.beating(client):
+                    _log.info("took a message")
                     message, context, _, _ = pull_task_input(client)
+                    _log.info("read it")
                     answer, reply = client_app.answered(node, message)
+                    _log.info("worked on it")
                     push_message(client, answer, context)
                     tasks.give_back(client)
+                    _log.info("answered")
             except httpx.HTTPError as error:
-                logging.getLogger("bespoke.node").warning("the node is gone, and an answer with it: %s", error)
+                _log.warning("the node is gone, and an answer with it: %s", error)
                 continue
             if reply is not None and reply.kind == "finished":
                 (home / FINISHED).touch()
@@ -59,6 +66,8 @@ def main() -> None:
     parent, settings = sys.argv[1:]
     end_with(int(parent))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    _log.setLevel(logging.INFO)
+    _log.info("started")
     try:
         work(json.loads(settings))
     except UserError as error:

@@ -26,7 +26,7 @@ from bespoke.network.messages import (
     read_head,
     write_head,
 )
-from bespoke.network.roster import Link, Roster, unexpected
+from bespoke.network.roster import Link, Roster, unexpected, why_absent
 from bespoke.network.settings import FederationSettings
 from bespoke.network.terms import Answers, Terms
 from bespoke.network.versions import NAME
@@ -171,13 +171,14 @@ class NetworkClients:
             if member.quarantined:
                 asked.missing[client] = f"it is in quarantine, since {STRIKES} uploads in a row were refused"
             elif member.key not in online:
-                asked.missing[client] = self.roster.why_not(member)
+                asked.missing[client] = why_absent(member)
             else:
                 key = online[member.key]
                 request = requests[key] = self._request(kind, round, client)
                 mine = {name: tree.map(lambda x, i=place: x[i], {"": own[name]})[""] for name in own if name in known}
                 messages[key] = Message(write_head(request), [*common, *encode(mine)])
-        owing = self.roster.exchange(messages, lambda key, answer: self._heard(requests[key], answer, asked))
+        heard, seconds = (lambda key, answer: self._heard(requests[key], answer, asked)), self.settings.round_timeout
+        owing = self.roster.exchange(messages, heard, seconds)
         asked.missing |= {requests[key].client: why for key, why in owing.items()}
         return asked
 
@@ -235,7 +236,7 @@ class NetworkClients:
             raise MessageError(unexpected(reply))
         if not NAME.fullmatch(reply.version):
             raise MessageError("its answer names no state")
-        if reply.logged.keys() != self.answers.logged or not _are_numbers(reply.logged):
+        if reply.logged.keys() != self.answers.logged.keys() or not _are_numbers(reply.logged):
             raise MessageError("it logs other values than its method does")
         for name in ("bytes_up", "bytes_down"):
             if not 0 <= reply.logged.get(name, 0) <= _MOST_BYTES:
@@ -279,10 +280,11 @@ class NetworkClients:
             raise MessageError(unexpected(reply))
         if len(reply.scores) > _MOST_VIEWS or not all(map(self._is_score, reply.scores)):
             raise MessageError("its scores are none of its method and objective")
-        declared = self.roster.declared.get(self.roster.member(client).key)  # not known of all after a resume
+        member = self.roster.member(client)
+        declared = {"test": member.test, "val": member.val}
         for split, _, rows, *_ in reply.scores:
-            if declared is not None and rows != declared.get(split, 0):
-                raise MessageError(f"it scores {rows} {split} rows, and declared {declared.get(split, 0):,}")
+            if rows != declared[split]:
+                raise MessageError(f"it scores {rows} {split} rows, and declared {declared[split]:,}")
         return [Evaluated(client, *score) for score in reply.scores]
 
     def _is_score(self, value: Any) -> bool:

@@ -32,6 +32,8 @@ class Member:
     accepted: int = 0  # the last round whose upload was accepted; 0 = none
     version: str = ""  # what it called its state then
     strikes: int = 0  # refused uploads in a row
+    test: int = 0  # rows that it declared for scores alone,
+    val: int = 0  # and for validation
 
     @property
     def quarantined(self) -> bool:
@@ -96,6 +98,7 @@ class Ledger:
             )
         member.key, member.rows = key, rows
         member.accepted, member.strikes = int(found["accepted"]), int(found["strikes"])
+        member.test, member.val = int(found["test"]), int(found["val"])
         member.version = _hex(found["version"]) if member.accepted else ""
         self.federation = _hex(found["federation"])
 
@@ -103,7 +106,7 @@ class Ledger:
 def _written(member: Member, federation: str) -> Tree:
     """Return a member as tensors."""
     texts = {"key": member.key or _FREE, "version": member.version or "0" * 16, "federation": federation}
-    numbers = {"rows": member.rows, "accepted": member.accepted, "strikes": member.strikes}
+    numbers = {name: getattr(member, name) for name in ("rows", "test", "val", "accepted", "strikes")}
     return {
         **{name: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8) for name, text in texts.items()},
         **{name: torch.tensor(number) for name, number in numbers.items()},

@@ -156,13 +156,6 @@ class Node:
         return Message(write_head(head), encode(up or {}))
 
 
-def declined(message: Message, why: str) -> Message:
-    """Return the answer of a client that cannot take part, and why: its data break the contract, for instance."""
-    asked = read_head(message.head, Request)
-    head = Reply("failed", asked.id, asked.experiment, asked.federation, asked.client, asked.round, why=why)
-    return Message(write_head(head))
-
-
 _KINDS: dict[str, Callable[[Node, Request, Work, Versions, Tree, Tree], Message]] = {
     "train": Node._trained,
     "evaluate": Node._evaluated,

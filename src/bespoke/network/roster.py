@@ -11,7 +11,7 @@ from bespoke.network.messages import Message, MessageError, Reply, Request, read
 from bespoke.network.settings import FederationSettings
 
 _LOOK = 2.0  # seconds between two looks at who is connected, while answers are awaited
-_TRIES = 3  # to enrol a client that stays connected
+_TRIES, _ENROL = 3, 60.0  # to enrol a client that stays connected; seconds for its answer
 
 
 class Link(Protocol):
@@ -76,7 +76,7 @@ class Roster:
         here, lacking = dict[str, str](), -1
         while True:
             here = self.online()
-            free, known = sum(not member.key for member in roster), {member.key for member in roster}
+            free, known = sum(not member.key for member in roster), self._known()
             if free:
                 self._enrol(here)
             enrolled = [name for name in here if name not in known and name in self.declared]
@@ -97,7 +97,7 @@ class Roster:
         self._seat(here)
         for client, member in enumerate(roster):
             rows = f", {member.key[:16]}, with {member.rows:,} train rows" if member.key else ""
-            self.told(f"client {client}{rows}: {'here' if member.key in here else self.why_not(member)}")
+            self.told(f"client {client}{rows}: {'here' if member.key in here else why_absent(member)}")
 
     def _await_quorum(self, round: int) -> None:
         """Wait until a quorum of the roster is there; end the run, which can be resumed, if it takes too long."""
@@ -125,16 +125,17 @@ class Roster:
         return {fingerprint(key): key for key in keys}
 
     def _enrol(self, here: dict[str, str]) -> None:
-        """Ask strangers for their rows."""
-        known = {member.key for member in (*self.ledger.members, *self.guests)} | self.declared.keys()
+        """Ask strangers for their rows; one that is silent holds the others up for a minute at most, three times."""
+        known = self._known() | self.declared.keys()
         strangers = {name: key for name, key in here.items() if name not in known and self._tries[key] < _TRIES}
         about = self.experiment, self.ledger.federation
         requests = {key: Request("enrol", secrets.token_hex(8), *about) for key in strangers.values()}
+        failed = dict[str, str]()
 
         def heard(key: str, answer: Message | str) -> bool:
             name = fingerprint(key)
             if isinstance(answer, str):
-                self.told(f"client {name[:16]} gave no answer: {visible(answer[:200])}")
+                failed[key] = visible(answer[:200])
                 return True
             try:
                 rows = self._declaration(requests[key], answer)
@@ -149,8 +150,9 @@ class Roster:
         for key in requests:
             self._tries[key] += 1
         messages = {key: Message(write_head(request)) for key, request in requests.items()}
-        for key, why in self.exchange(messages, heard).items():
-            self.told(f"client {fingerprint(key)[:16]} cannot enrol: {why}")
+        failed |= self.exchange(messages, heard, min(_ENROL, self.settings.round_timeout))
+        for key, why in failed.items():
+            self.told(f"client {fingerprint(key)[:16]} could not enrol: {why} (try {self._tries[key]} of {_TRIES})")
 
     def _declaration(self, request: Request, answer: Message) -> dict[str, int] | None:
         """Return the rows that a client declares, by split; None for a late answer to something else."""
@@ -171,20 +173,25 @@ class Roster:
 
     def _seat(self, here: dict[str, str]) -> None:
         """Give the free places of the roster to those who have enrolled, and make the others guests."""
-        known = {member.key for member in (*self.ledger.members, *self.guests)}
+        known = self._known()
         waiting = [name for name in here if name not in known and name in self.declared]
         free = [member for member in self.ledger.members if not member.key]
-        for name, member in zip(waiting, free, strict=False):
-            member.key, member.rows = name, self.declared[name]["train"]
-        self.guests += [Member(name, self.declared[name]["train"]) for name in waiting[len(free) :]]
+        guests = [Member() for _ in waiting[len(free) :]]
+        self.guests += guests
+        for name, member in zip(waiting, [*free, *guests], strict=False):
+            rows = self.declared[name]
+            member.key, member.rows = name, rows["train"]
+            member.test, member.val = rows.get("test", 0), rows.get("val", 0)
+
+    def _known(self) -> set[str]:
+        """Return the fingerprints of members and guests."""
+        return {member.key for member in (*self.ledger.members, *self.guests)}
 
     def _admit(self) -> list[str]:
         """Give free places to those who have come since; return notes on them."""
         free = [client for client, member in enumerate(self.ledger.members) if not member.key]
-        here = self.online() if free else {}
         if free:
-            self._enrol(here)
-            self._seat(here)
+            self.welcome()
         came = {client: self.ledger.members[client].key for client in free if self.ledger.members[client].key}
         notes = [f"client {client}, {name[:16]}, joined late" for client, name in came.items()]
         for note in notes:
@@ -209,12 +216,10 @@ class Roster:
         roster = self.ledger.members
         return roster[client] if client < len(roster) else self.guests[client - len(roster)]
 
-    def why_not(self, member: Member) -> str:
-        """Return why a member that is not connected cannot be asked."""
-        return "it was offline" if member.key else "it has not joined yet"
-
-    def exchange(self, messages: Mapping[str, Message], heard: Callable[[str, Message | str], bool]) -> dict[str, str]:
-        """Send messages by key, and wait for answers until the time is over; return who owes one, and why.
+    def exchange(
+        self, messages: Mapping[str, Message], heard: Callable[[str, Message | str], bool], seconds: float
+    ) -> dict[str, str]:
+        """Send messages by key, and wait so many seconds for answers; return who owes one, and why.
 
         ``heard(key, answer)`` says whether an answer ends the waiting for a client. Who has left is not waited for: one
         that is offline at two looks in a row, since its answer may come just before it leaves.
@@ -222,7 +227,7 @@ class Roster:
         if messages:
             self.link.push(messages)
         waiting, owing, left = set(messages), dict[str, str](), set[str]()
-        end = time.monotonic() + self.settings.round_timeout
+        end = time.monotonic() + seconds
         look = time.monotonic() + _LOOK
         while waiting:
             answers = self.link.pull()
@@ -232,14 +237,18 @@ class Roster:
             now = time.monotonic()
             if waiting and now >= look:
                 gone, look = waiting - self.link.online(), now + _LOOK
-                owing |= dict.fromkeys(gone & left, "it went offline before it answered")
+                owing |= dict.fromkeys(gone & left, "it went offline during its work")
                 waiting, left = waiting - owing.keys(), gone
             if now >= end:
                 break
             if waiting and not answers:
                 time.sleep(self.settings.interval)
-        late = f"it did not answer within {self.settings.round_timeout:g} s"
-        return owing | dict.fromkeys(waiting, late)
+        return owing | dict.fromkeys(waiting, f"it did not answer within {seconds:g} s")
+
+
+def why_absent(member: Member) -> str:
+    """Return why a member that is not connected cannot be asked."""
+    return "it was offline" if member.key else "it has not joined yet"
 
 
 def unexpected(reply: Reply) -> str:

@@ -17,7 +17,7 @@ from bespoke.core.tree import Tree
 from bespoke.engine.rows import ClientRows
 from bespoke.network.messages import Layout, layout_of
 
-_ROWS = 4  # of a made-up client
+ROWS = 4  # of a made-up client, each of another class where there are so many
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Answers:
     """What every upload of a method looks like."""
 
     up: Layout
-    logged: frozenset[str]  # names
+    logged: dict[str, float]  # what is logged beside it, and the made-up client's values
 
 
 def rows_of(
@@ -76,15 +76,15 @@ def made_up(
     task: Task, contract: InputContract, extra: Tree | None = None, transform: Transform | None = None
 ) -> ClientRows:
     """Return a few rows in the form of the clients' data, for a dry run: noise, or zeros where x is tokens."""
-    shape, dtype = (_ROWS, *contract.shape), getattr(torch, contract.dtype)
+    shape, dtype = (ROWS, *contract.shape), getattr(torch, contract.dtype)
     x = torch.zeros(shape, dtype=dtype)
     if dtype != torch.int64:
         noise = rng.normal(rng.key(0), shape)
         x = (noise * 64 + 128).clamp(0, 255).to(dtype) if dtype == torch.uint8 else noise.to(dtype)
     if task.objective.classes:
-        y = torch.arange(_ROWS) % task.num_outputs
+        y = torch.arange(ROWS) % task.num_outputs
     else:
-        y = torch.zeros((_ROWS, task.num_outputs) if task.num_outputs > 1 else (_ROWS,))
+        y = torch.zeros((ROWS, task.num_outputs) if task.num_outputs > 1 else (ROWS,))
     return rows_of(task, x, y, extra, transform)
 
 
@@ -97,4 +97,4 @@ def dry_run(terms: Terms, rows: ClientRows) -> Answers:
         state = work.first(terms.params, torch.zeros((), dtype=torch.int64, device=task.device))
         local = desk_alone(task, short, rows, len(rows.rows), key, time, {})
         out = work.update(local, {}, state, terms.first_down)
-    return Answers(layout_of(out["up"]), frozenset(out["logged"]))
+    return Answers(layout_of(out["up"]), {name: float(value) for name, value in out["logged"].items()})

@@ -61,8 +61,3 @@ def _name(experiment: Experiment, task: Task, params: Tree) -> str:
     if not given:
         return experiment.hash()
     return hashlib.sha256(f"{experiment.hash()} {identity.weights_hash(given)}".encode()).hexdigest()[:16]
-
-
-def terms_of(experiment: Experiment, device: str = "cpu") -> Terms:
-    """Return what server and clients have in common before the first message."""
-    return agreement(experiment, device).terms

@@ -35,15 +35,13 @@ def serve(
     wait: float = 600.0,
     progress: bool = True,
     told: Callable[[str], None] = print,
-    stop: Callable[[], bool] = lambda: False,
     device: str = "cpu",
 ) -> Run:
     """Enrol the members that the link shows, run the experiment over it and let every member finish; return the run.
 
     It begins when all clients of ``[data] clients`` are there, or a quorum after ``wait`` seconds. Every round is a
     checkpoint in the folder ``out``; with ``resume`` the run there goes on, with the members that it began with.
-    ``told`` is called with lines on who is there. After ``stop()`` turned true nobody finishes, and the run can be
-    resumed.
+    ``told`` is called with lines on who is there.
     """
     agreed, evaluation = agreement(experiment, device), experiment.evaluation
     folder = RunFolder(Path(out))
@@ -71,17 +69,10 @@ def serve(
     parts = experiment.method, agreed.terms.task, agreed.terms.params, clients
     sizes = pool.num_clients, pool.total_clients
     federation = Federation(*parts, *sizes, experiment.training, evaluation, experiment.seed)
-    stopped: list[bool] = []
-
-    def asked_to_stop() -> bool:
-        stopped.append(stop())
-        return stopped[-1]
-
-    chosen: Options = DEFAULTS | {"resume": resume, "checkpoint_every": 1, "stop": asked_to_stop}
+    chosen: Options = DEFAULTS | {"resume": resume, "checkpoint_every": 1}
     with shown(experiment, progress) as callback:
         run = execute(experiment, federation, pool, described, out, chosen | {"callbacks": [callback]})
-    if not any(stopped):
-        run.notes += finished(run, clients, told)
+    run.notes += _finish(run, clients, told)
     return run
 
 
@@ -109,12 +100,12 @@ def _sized(pool: FederatedData, sizes: Mapping[str, Sequence[int]]) -> Federated
     return replace(pool, train=train, val=val, test=test)
 
 
-def finished(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> list[str]:
+def _finish(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> list[str]:
     """Let members, then guests, make their models, and wait for those who are away; return notes on who has none."""
     roster = range(len(clients.store.members))
-    why = _finished(run, clients, roster)
+    why = _without_model(run, clients, roster)
     guests = clients.roster.welcome()
-    why |= _finished(run, clients, guests)
+    why |= _without_model(run, clients, guests)
     everyone = len(roster) + len(guests)
     told(f"{everyone - len(why)} of {everyone} clients have their models")
     notes = [f"client {client} has made no personal model: {reason}" for client, reason in sorted(why.items())]
@@ -125,7 +116,7 @@ def finished(run: Run, clients: NetworkClients, told: Callable[[str], None]) -> 
     return notes
 
 
-def _finished(run: Run, clients: NetworkClients, left: Sequence[int]) -> dict[int, str]:
+def _without_model(run: Run, clients: NetworkClients, left: Sequence[int]) -> dict[int, str]:
     """Let clients make their models, until all have, or the time of a round is over; return who has none, and why."""
     end, why = time.monotonic() + clients.settings.round_timeout, dict[int, str]()
     while left:
