@@ -76,7 +76,7 @@ def test_serve_shows_its_run_live(tmp_path, monkeypatch):
     with listen(0) as free:
         port = free.getsockname()[1]
     monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr("bespoke.cli.federation._end_on_terminate", lambda: None)
+    monkeypatch.setattr("bespoke.flower.children.end_as_asked", lambda: None)
     found = command("serve", EXAMPLE, "--insecure", "--out", tmp_path, "--live", port)
     assert "is enough" in found.sentence and found.err.startswith(f"live: http://127.0.0.1:{port}/\n")
     assert seen == [True]
