@@ -103,9 +103,9 @@ def held_out(run):
     return found, train.mean(dim=0)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "ditto", "apfl", "per_fedavg", "pfedme"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_diabetes_by_age(name):
-    """R2 within clients is at least 0.3 for FedAvg; all methods beat the mean of the train rows."""
+    """R2 within clients is at least 0.3 for FedAvg; both beat the mean of the train rows. More methods: objectives.md."""
     x, y = load_diabetes(return_X_y=True)
     x, y = x / x.std(axis=0), (y - y.mean()) / y.std()
     parts = np.array_split(np.argsort(x[:, 0], kind="stable"), 8)

@@ -319,6 +319,7 @@ def test_a_killed_sweep_loses_no_finished_cell_and_counts_no_half_done_one(tmp_p
             assert resumed.content["clients"] == straight.content["clients"]
 
 
+@pytest.mark.slow
 def test_two_sweeps_side_by_side_run_no_cell_twice(tmp_path):
     write(tmp_path, run=LONG)
     both = [command(tmp_path, "--seeds", "0", "1") for _ in range(2)]

@@ -16,7 +16,7 @@ from bespoke.tables.tiny import tiny
 from bespoke.tables.worker import Place
 
 ENTRIES = [entry for path in spec.listed().values() for entry in spec.read(path).entries if entry.runs]
-FILES = sorted(experiments_folder().glob("*/*.toml"))
+FILES = sorted(path for path in experiments_folder().glob("*/*.toml") if path.parent.name != "algorithms")
 
 
 def _of_no_table(file: Path, method: str) -> spec.Entry:
