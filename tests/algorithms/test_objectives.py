@@ -105,7 +105,7 @@ def held_out(run):
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_diabetes_by_age(name):
-    """R2 within clients is at least 0.3 for FedAvg; both beat the mean of the train rows. More methods: objectives.md."""
+    """R2 within clients is at least 0.3 for FedAvg; both beat the train rows' mean. More methods: objectives.md."""
     x, y = load_diabetes(return_X_y=True)
     x, y = x / x.std(axis=0), (y - y.mean()) / y.std()
     parts = np.array_split(np.argsort(x[:, 0], kind="stable"), 8)
