@@ -4,7 +4,8 @@ A document becomes one Python program with the same line numbers: lines of pytho
 lines that start with `bespoke` in shell blocks become calls, every other line becomes empty. So the blocks of
 a document share their names and a working folder, and a traceback names the document's own line. A block
 right below the comment `<!-- not run: reason -->` is left out. A document has a process of its own; the many pages of
-methods share one, each with names and a folder of its own, since starting Python takes longer than most of them.
+methods share one, each with names and a folder of its own, since starting Python takes longer than most of them. For
+the same reason a command is no new Python: a process that has only imported torch and the program forks for each.
 """
 
 import functools
@@ -66,36 +67,83 @@ def calls(body: list[str]) -> list[str]:
             number += 1
         command = "\n".join(body[first : number + 1]).removeprefix("$ ")
         if command.startswith("bespoke "):
-            shell = ["bash", "-e", "-o", "pipefail", "-c", command]
-            out[first] = f"__import__('subprocess').run({shell!r}, check=True)"
+            out[first] = f"typed({command!r})"
         number += 1
     return out
 
 
 def run(text: str, folder: Path, name: str = "document.md") -> subprocess.CompletedProcess[str]:
-    """Run a document in a folder, with warnings as errors and the `bespoke` of this environment."""
+    """Run a document in a folder, with warnings as errors."""
     (folder / name).write_text(program(text), encoding="utf-8")
-    return python(folder, name)
+    return python(folder, ALONE, name)
 
 
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def python(folder: Path, driver: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a driver with the `bespoke` of this environment."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "PYTHONWARNINGS": "error", "MPLBACKEND": "Agg"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    # with -c, so that a process which a document starts does not begin with the document again
+    whole = [sys.executable, "-c", TYPING + driver, *words]
+    return subprocess.run(whole, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
-DRIVER = """
-import contextlib, os, pathlib, sys, traceback
+TYPING = r"""
+import json, os, pathlib, re, shlex, socket, subprocess, sys
+
+served, asking = socket.socketpair()
+
+
+def serve():
+    import torch, bespoke.cli.main, bespoke.runs.api
+    with served, served.makefile("r") as lines:
+        for line in lines:
+            folder, words = json.loads(line)
+            if not (child := os.fork()):
+                os.chdir(folder)
+                sys.argv = words
+                sys.exit(bespoke.cli.main.main())
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            served.sendall(bytes([code % 256]))
+
+
+def typed(command):
+    if re.search(r"[|&;<>$*?(){}~]", command):  # for a shell
+        subprocess.run(["bash", "-e", "-o", "pipefail", "-c", command], check=True)
+        return
+    sys.stdout.flush()
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    asking.sendall(json.dumps([os.getcwd(), words]).encode() + b"\n")
+    if code := asking.recv(1)[0]:
+        raise subprocess.CalledProcessError(code, words)
+
+
+if any("typed(" in pathlib.Path(name).read_text(encoding="utf-8") for name in sys.argv[1:]) and not os.fork():
+    asking.close()
+    serve()
+    os._exit(0)
+served.close()
+"""
+
+ALONE = """
+text = open(sys.argv[1], encoding="utf-8")
+with asking, text:
+    exec(compile(text.read(), sys.argv[1], "exec"), {"__name__": "__main__", "typed": typed})
+"""
+
+TOGETHER = """
+import contextlib, traceback
 
 for name in sys.argv[1:]:
     path = pathlib.Path(name)
     os.chdir(path.parent)
     with open("output", "w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            exec(compile(path.read_text(encoding="utf-8"), path.name, "exec"), {"__name__": "__main__"})
+            code = compile(path.read_text(encoding="utf-8"), path.name, "exec")
+            exec(code, {"__name__": "__main__", "typed": typed})
             pathlib.Path("done").touch()
         except BaseException:
             traceback.print_exc()
+asking.close()
 """
 
 
@@ -104,8 +152,7 @@ def run_together(texts: dict[str, str], folder: Path) -> dict[str, str | None]:
     for name, text in texts.items():
         (folder / name).mkdir()
         (folder / name / name).write_text(program(text), encoding="utf-8")
-    (folder / "driver.py").write_text(DRIVER)
-    ended = python(folder, "driver.py", *(str(folder / name / name) for name in texts))
+    ended = python(folder, TOGETHER, *(str(folder / name / name) for name in texts))
     outputs = {name: folder / name / "output" for name in texts}
     told = {name: path.read_text() if path.exists() else ended.stderr for name, path in outputs.items()}
     return {name: None if (folder / name / "done").exists() else told[name] for name in texts}
