@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import UserError
 from bespoke.report import probes
 from bespoke.report.compare import Chosen, choose, compare_groups
 from bespoke.report.groups import kind, people
@@ -22,7 +21,7 @@ from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, line
 from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
-from bespoke.report.summary import totals, trouble
+from bespoke.report.summary import trouble
 from bespoke.report.table import Comparison, Row, human_bytes, interval, with_std
 from bespoke.report.units import Unit
 
@@ -71,14 +70,6 @@ class _Runs:
         return [(label, run) for label, runs in self.groups.items() for run in runs.values()]
 
     @cached_property
-    def _told(self) -> dict[int, dict[str, Any]]:
-        return {id(run): run.folder.federation() or {} for _, run in self.every}
-
-    @cached_property
-    def _rounds(self) -> dict[int, list[dict[str, Any]]]:
-        return {}
-
-    @cached_property
     def _several_seeds(self) -> bool:
         return len({run.seed for _, run in self.every}) > 1
 
@@ -87,19 +78,9 @@ class _Runs:
         """How the metric's values are written."""
         return self.comparison.unit
 
-    def told(self, run: RecordedRun) -> dict[str, Any]:
-        """Return what `federation.json` says, empty if there is none."""
-        return self._told[id(run)]
-
-    def rounds(self, run: RecordedRun) -> list[dict[str, Any]]:
-        """Return a run's lines of `rounds.jsonl`, read once."""
-        if id(run) not in self._rounds:
-            self._rounds[id(run)] = run.folder.rounds()
-        return self._rounds[id(run)]
-
     def name(self, run: RecordedRun, client: Any) -> str:
         """Return a client's name, with the seed where several make other clients of the same name."""
-        names = self.told(run).get("names", ())
+        names = run.federation.get("names", ())
         known = isinstance(client, int) and client < len(names)
         name = names[client] if known else str(client)
         name = f"client {name}" if name.isdigit() else name  # a number alone would read as a value
@@ -167,7 +148,7 @@ def _curves(own: _Runs) -> Section:
         means = [[aggregate(e.scores(v, metric, n, own.group)).mean for n in rounds] for e, v in named]
         values = unit.scale * np.array(means, dtype=np.float64)  # [seeds, R], None becomes NaN
         low, high = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
-        costs = [_spent(run, own.rounds(run)) for run in runs.values()]
+        costs = [_spent(run) for run in runs.values()]
         for name, lists in drawn.items():
             if name == "rounds":
                 lists.append(Line(label, place, place, np.array(rounds, dtype=np.float64), values.mean(0), low, high))
@@ -201,15 +182,15 @@ def _span(drawn: Sequence[Line]) -> float:
     return float(max(ends) - min(ends)) if ends else 0.0
 
 
-def _spent(run: RecordedRun, rounds: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
+def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
     """Return bytes and seconds of all rounds up to each one, by round."""
     found: dict[str, dict[int, float]] = {"bytes": {}, "seconds": {}}
     total = 0.0
-    for row in rounds:
+    for row in run.rounds:
         total += row["bytes_down"] + row["bytes_up"]
         found["bytes"][row["round"]] = total
     total = 0.0
-    for row in run.folder.timing():
+    for row in run.timing:
         total += row["train"] + row["aggregate"]
         found["seconds"][row["round"]] = total
     return found
@@ -371,12 +352,13 @@ def _partition(own: _Runs) -> Section:
     """Return the clients' rows and classes of each federation that differs from those before it."""
     seen: dict[str, tuple[str, RecordedRun]] = {}
     for label, run in own.every:
-        if told := own.told(run):
+        if told := run.federation:
             seen.setdefault(repr([told.get(key) for key in ("names", "train", "val", "test", "content")]), (label, run))
     charts: list[Chart] = []
     for label, run in list(seen.values())[:1]:
-        told = own.told(run)
-        new = f", {told.get('new_clients', 0)} of them new" if told.get("new_clients") else ""
+        told = run.federation
+        held_out = len(told["names"]) - told["clients"]
+        new = f", {held_out} of them new" if held_out > 0 else ""
         which = f"{len(told['names'])} clients{new}; seed {run.seed}"
         if len(seen) > 1:
             which += f", as in {short(label)}, the first of {len(seen)} federations of these runs"
@@ -436,8 +418,8 @@ def _logged_by(
     values: dict[_Kind, dict[int, list[float]]] = {}
     final: dict[_Kind, dict[str, tuple[int, float]]] = {}
     for run in own.groups[label].values():
-        conditions = dict(enumerate(own.told(run).get("conditions", ())))
-        for client, number, name, value, trained in _notes(run, own.rounds(run)):
+        conditions = dict(enumerate(run.federation.get("conditions", ())))
+        for client, number, name, value, trained in _notes(run):
             if name in COSTS or value is None:
                 continue
             key, who = (name, kind(conditions[client]) if client in conditions else ""), own.name(run, client)
@@ -448,9 +430,9 @@ def _logged_by(
     return values, final
 
 
-def _notes(run: RecordedRun, rounds: list[dict[str, Any]]) -> Iterator[tuple[int, int, str, float | None, bool]]:
+def _notes(run: RecordedRun) -> Iterator[tuple[int, int, str, float | None, bool]]:
     """Yield client, round, name and value of what was logged, and whether in training or in an evaluation."""
-    for row in rounds:
+    for row in run.rounds:
         for name, logged in row["logged"].items():
             for client, value in zip(row["cohort"], logged, strict=False):
                 yield client, row["round"], name, value, True
@@ -498,7 +480,7 @@ def _probed(own: _Runs) -> Section:
                     charts.append(scatter(f"Features by {words}: {short(label, 40)}", caption, marks, flat, hover))
         if len(probe.embeddings) > 1:
             flat, kept = _plane(probe.embeddings)
-            conditions = own.told(run).get("conditions") or []
+            conditions = run.federation.get("conditions") or []
             members = probe.members.tolist()
             names = [own.name(run, client) for client in members]
             marks = [kind(conditions[client]) if client < len(conditions) else "clients" for client in members]
@@ -536,34 +518,22 @@ def _setup(own: _Runs) -> Section:
     details = []
     for label, run in own.every:
         told = [f"{key} = {short(str(value), 200)}" for key, value in flatten(run.config).items()]
-        told += ["", *(f"{key}: {short(str(value), 200)}" for key, value in _environment(run).items())]
+        told += ["", *(f"{key}: {short(str(value), 200)}" for key, value in run.environment.items())]
         title = f"{short(label)}, seed {run.seed}: {short(str(run.folder.path))}"
         details.append(Details(title, "\n".join(told)))
     return Section("setup", "Settings and environment", tables=tuple(tables), details=tuple(details))
-
-
-def _environment(run: RecordedRun) -> dict[str, Any]:
-    """Return what `environment.json` says, empty without one."""
-    if not (run.folder.path / "environment.json").exists():
-        return {}
-    found = run.folder.read_json("environment.json")
-    if not isinstance(found, dict):
-        raise UserError(f"{run.folder.path / 'environment.json'} is damaged; restore it or run the experiment again")
-    return found
 
 
 def _warnings(own: _Runs) -> list[str]:
     """Return what a reader should know of single runs: refused and missing clients, notes, clients without rows."""
     found = []
     for label, run in own.every:
-        said: list[str] = []
-        cost = totals(run.folder)
-        said += filter(None, [trouble(cost)])
+        said = list(filter(None, [trouble(run.costs)]))
         for what in ("refused", "missing"):
             said += _left_out(own, run, what)
-        notes = _environment(run).get("notes", [])
-        said += [short(str(note), 400) for note in (*cost["notes"], *(notes if isinstance(notes, list) else ()))]
-        if without := [i for i, rows in enumerate(own.told(run).get("test", ())) if not rows]:
+        notes = run.environment.get("notes", [])
+        said += [short(str(note), 400) for note in (*run.costs["notes"], *(notes if isinstance(notes, list) else ()))]
+        if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
             names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
             more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
             said.append(f"{len(without)} clients without test rows: {names}{more}")
@@ -576,7 +546,7 @@ def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
     """Return who was `refused` or `missing` how often, with the last reason."""
     times: Counter[str] = Counter()
     why: dict[str, str] = {}
-    for row in own.rounds(run):
+    for row in run.rounds:
         for client, reason in row.get(what, {}).items():
             times[client] += 1
             why[client] = reason
