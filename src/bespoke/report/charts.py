@@ -17,7 +17,7 @@ from bespoke.errors import UserError, visible
 from bespoke.files import write_atomic
 from bespoke.report.groups import people
 from bespoke.report.metrics import aggregate
-from bespoke.report.runs import Paths, group_runs, metric_of, view_of
+from bespoke.report.runs import Paths, RecordedRun, group_runs, metric_of, view_of
 from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
@@ -190,11 +190,16 @@ def curve_values(
     metric, higher = metric_of(groups, metric)
     found: dict[str, Curve] = {}
     for label, runs in groups.items():
-        named = [(run.evaluations, view_of(run, view)) for run in runs.values()]
-        rounds = sorted(set.intersection(*(set(e.rounds(name)) for e, name in named)))
-        means = [[aggregate(e.scores(name, metric, number, group)).mean for number in rounds] for e, name in named]
-        found[label] = rounds, np.array(means, dtype=np.float64)  # None becomes NaN
+        found[label] = curve_of(runs.values(), view, metric, group)
     return metric, higher, found
+
+
+def curve_of(runs: Iterable[RecordedRun], view: str | None, metric: str, group: str) -> Curve:
+    """Return the rounds that all these runs have evaluated, and each run's mean over clients in them."""
+    named = [(run.evaluations, view_of(run, view)) for run in runs]
+    rounds = sorted(set.intersection(*(set(e.rounds(name)) for e, name in named)))
+    means = [[aggregate(e.scores(name, metric, number, group)).mean for number in rounds] for e, name in named]
+    return rounds, np.array(means, dtype=np.float64)  # None becomes NaN
 
 
 def curves(

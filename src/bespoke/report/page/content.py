@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.report import probes
+from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, choose, compare_groups
 from bespoke.report.groups import kind, people
-from bespoke.report.metrics import Scores, aggregate, tenth
+from bespoke.report.metrics import Scores, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
 from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
 from bespoke.report.planes import plane
@@ -141,12 +142,10 @@ def _curves(own: _Runs) -> Section:
     unit, metric = own.unit, own.comparison.metric
     drawn: dict[str, list[Line]] = {"rounds": [], "bytes": [], "seconds": []}
     for place, (label, runs) in enumerate(own.groups.items()):
-        named = [(run.evaluations, view_of(run, own.view)) for run in runs.values()]
-        rounds = sorted(set.intersection(*(set(e.rounds(view)) for e, view in named)))
+        rounds, means = curve_of(runs.values(), own.view, metric, own.group)
         if not rounds:
             continue
-        means = [[aggregate(e.scores(v, metric, n, own.group)).mean for n in rounds] for e, v in named]
-        values = unit.scale * np.array(means, dtype=np.float64)  # [seeds, R], None becomes NaN
+        values = unit.scale * means  # [seeds, R]
         low, high = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
         costs = [_spent(run) for run in runs.values()]
         for name, lists in drawn.items():
