@@ -23,7 +23,7 @@ from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
 from bespoke.report.summary import trouble
-from bespoke.report.table import Comparison, Row, human_bytes, interval, with_std
+from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
 NAMED = 20  # clients that a list names
@@ -98,22 +98,24 @@ class _Runs:
 
 def _compared(own: _Runs) -> Section:
     """Return the comparison's table."""
-    shown, unit = own.comparison, own.unit
+    shown = own.comparison
     header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
     several = len(shown.rows) > 1
     header += [f"minus {short(shown.baseline, 40)} [95 %]"] if several else []
     best = shown.best() if several else {}
     rows = []
-    for i, row in enumerate(shown.rows):
+    for i, (row, texts) in enumerate(zip(shown.rows, shown.cells(short)[1], strict=True)):
+        label, mean, pooled, worst10, sent, seconds, difference, *_ = texts
+        minus = 0.0 if row.label == shown.baseline else row.difference.mean if row.difference else None
         cells = [
-            Cell(short(row.label)),
-            Cell(f"{with_std(unit, row.mean)} ({unit.text(row.std)})", row.mean.mean, (i, 1) in best),
-            Cell(with_std(unit, row.pooled), row.pooled.mean, (i, 2) in best),
-            Cell(with_std(unit, row.worst10), row.worst10.mean, (i, 3) in best),
+            Cell(label),
+            Cell(mean, row.mean.mean, (i, 1) in best),
+            Cell(pooled, row.pooled.mean, (i, 2) in best),
+            Cell(worst10, row.worst10.mean, (i, 3) in best),
             Cell("-" if row.cv.mean is None else f"{row.cv.mean:.3f}", row.cv.mean),
-            Cell(human_bytes(row.bytes_per_round), row.bytes_per_round),
-            Cell(f"{row.seconds:.1f}", row.seconds),
-            *([_difference(own, row)] if several else []),
+            Cell(sent, row.bytes_per_round),
+            Cell(seconds, row.seconds),
+            *([Cell(difference, minus)] if several else []),
         ]
         rows.append((*cells, Cell(str(len(row.seeds)), len(row.seeds))))
     caption = (
@@ -122,12 +124,6 @@ def _compared(own: _Runs) -> Section:
         f"whole run with its evaluations.{' Bold: the best value.' if several else ''}"
     )
     return Section("comparison", "Comparison", tables=(Table((*header, "seeds"), tuple(rows), caption),))
-
-
-def _difference(own: _Runs, row: Row) -> Cell:
-    if row.label == own.comparison.baseline:
-        return Cell("baseline", 0.0)
-    return Cell(interval(own.unit, row.difference), row.difference.mean if row.difference else None)
 
 
 def _sentence(text: str) -> str:
