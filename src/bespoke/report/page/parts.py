@@ -34,14 +34,6 @@ Words = tuple[str | Code | Link, ...]  # a paragraph or an item of a list
 
 
 @dataclass(frozen=True)
-class Bullets:
-    """A list under its title."""
-
-    title: str
-    items: tuple[Words, ...]
-
-
-@dataclass(frozen=True)
 class Cell:
     """A table's cell: what is shown, and what it is sorted by, where that is another value; None is sorted last."""
 
@@ -93,7 +85,7 @@ class Section:
     paragraphs: tuple[Words, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
-    lists: tuple[Bullets, ...] = ()
+    items: tuple[Words, ...] = ()  # of a list
     details: tuple[Details, ...] = ()
     legend: bool = False
 
