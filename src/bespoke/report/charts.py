@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError, short
 from bespoke.files import write_atomic
 from bespoke.report.groups import people
 from bespoke.report.metrics import aggregate
@@ -113,8 +113,7 @@ def inches(lines: Iterable[str]) -> float:
 
 def wrapped(label: str, width: int = LABEL) -> str:
     """Return a label in lines of at most `width` characters; of a very long one the beginning."""
-    text = visible(label)
-    return textwrap.fill(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…", width, break_on_hyphens=False)
+    return textwrap.fill(short(label, LONGEST), width, break_on_hyphens=False)
 
 
 def swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDArray[np.float64]:

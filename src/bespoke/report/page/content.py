@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bespoke.errors import short
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, choose, compare_groups
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
-from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
+from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
 from bespoke.report.summary import trouble

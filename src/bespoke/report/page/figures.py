@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bespoke.errors import short
 from bespoke.report.charts import swarm
-from bespoke.report.page.parts import Chart, short
+from bespoke.report.page.parts import Chart
 
 MOST = 20_000  # points of a chart
 BANDS = 8  # bands of a chart

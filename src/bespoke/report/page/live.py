@@ -21,10 +21,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, reason, short
 from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
 from bespoke.report.page.content import page_of
-from bespoke.report.page.parts import Live, Page, short
+from bespoke.report.page.parts import Live, Page
 from bespoke.report.page.render import html
 from bespoke.report.runs import find_runs
 

@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bespoke.errors import visible
-
-LONGEST = 80  # characters of a name that are shown
-
 
 @dataclass(frozen=True)
 class Code:
@@ -107,9 +103,3 @@ class Live:
 
     text: str
     over: bool = False
-
-
-def short(text: str, longest: int = LONGEST) -> str:
-    """Return a name for the page: control characters become escapes, and of a long one the beginning is shown."""
-    text = visible(text)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -15,9 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, reason, short
 from bespoke.files import write_atomic
-from bespoke.report.page.parts import Live, Page, short
+from bespoke.report.page.parts import Live, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 FLAGS = (  # of a browser that prints one page and asks nothing of a network
