@@ -17,6 +17,7 @@ from typing import Any
 
 from bespoke.errors import UserError, reason, short
 from bespoke.files import write_atomic
+from bespoke.report.page.figures import HUES
 from bespoke.report.page.parts import Live, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
@@ -51,6 +52,7 @@ def html(page: Page, live: Live | None = None, bare: bool = False) -> str:
     return environment.from_string(_own("page.html")).render(
         page=page,
         live=live,
+        hues=HUES,
         style=Markup(_own("page.css")),
         plotly=Markup(plotly),
         script=Markup(script),
@@ -122,7 +124,7 @@ _REGISTERED = re.compile(  # the end of the script: PLOTLY.register([bar(), box(
 
 def _own(name: str) -> str:
     """Return the text of a file beside this one."""
-    return (resources.files(__package__ or "bespoke.report.page") / name).read_text(encoding="utf-8")
+    return (resources.files("bespoke.report.page") / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:
