@@ -12,11 +12,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from page_runs import HOSTILE, begun, step, written
 from small_runs import assert_same_result, command, write
 
 from bespoke.cli.live import with_ports
+from bespoke.report import probes
 from bespoke.report.page import live, page_of
 from bespoke.report.page.parts import Live, Page
 from bespoke.runs import api
@@ -143,6 +145,17 @@ def test_a_run_that_stopped_early_has_ended_and_goes_on_when_resumed(made, tmp_p
     assert "has ended after 1 of 4 rounds" in followed.newest().live.text and not followed.newest().live.over
     (run.path / "config.toml").write_bytes((made.path / "config.toml").read_bytes())  # as resuming does
     assert "has done 1 of 4 rounds" in followed.newest().live.text
+
+
+def test_features_that_are_written_after_the_run_appear(made, tmp_path):
+    run = begun(made, tmp_path / "run")
+    step(made, run, 1)
+    followed = live.Followed([run.path])
+    assert "probe" not in [section.name for section in followed.newest().page.sections]
+    vectors, none = np.eye(4, dtype=np.float32), np.zeros(0, dtype=np.int64)
+    who = np.arange(4)
+    probes.write(run.path, probes.Probe("train", 1, vectors, who, who, np.zeros((0, 2), dtype=np.float32), none))
+    assert "probe" in [section.name for section in followed.newest().page.sections]
 
 
 def test_a_run_that_ended_without_an_evaluation(made, tmp_path):

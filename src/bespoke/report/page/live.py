@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from bespoke.errors import UserError, reason, short
 from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
+from bespoke.report import probes
 from bespoke.report.page.content import page_of
 from bespoke.report.page.parts import Live, Page
 from bespoke.report.page.render import html
@@ -35,7 +36,7 @@ SILENT = 1.5  # seconds after which a page that did not ask is gone; it asks eve
 GRACE = 20.0  # seconds for the other process to end
 
 _SUMMARY = "summary.json"
-_FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, _SUMMARY, "environment.json")  # of a run; they change as it goes on
+_FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, _SUMMARY, "environment.json", probes.NAME)  # that change with a run
 _WAITING = Page(
     "Waiting for an evaluated round", "The tables and charts appear here once a round has been evaluated.", (), (), ()
 )
