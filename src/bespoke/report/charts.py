@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError, short
-from bespoke.files import write_atomic
+from bespoke.files import check_out, write_atomic
 from bespoke.report.groups import people
 from bespoke.report.metrics import aggregate
 from bespoke.report.runs import Paths, RecordedRun, group_runs, metric_of, view_of
@@ -36,12 +36,7 @@ BESIDE = 32  # lines of labels for which a legend has room beside a chart
 
 def check_path(path: str | os.PathLike[str]) -> str:
     """Return the suffix of a chart's path, after checking that it can be written as PNG, SVG or PDF."""
-    suffix, folder = Path(path).suffix.lower(), Path(path).parent
-    if suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"cannot draw {path}: the name of a chart must end in .png, .svg or .pdf")
-    if not folder.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {folder}; create it first")
-    return suffix
+    return check_out(path, (".png", ".svg", ".pdf"))
 
 
 def new_axes(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, Axes]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, reason, short
-from bespoke.files import write_atomic
+from bespoke.files import check_out, write_atomic
 from bespoke.report.page.figures import HUES
 from bespoke.report.page.parts import Live, Page
 
@@ -69,14 +69,11 @@ def write(page: Page, path: str | os.PathLike[str]) -> Path:
 
 def check_paths(out: Path, printed: Path | None = None) -> None:
     """Refuse paths that cannot become a page and its print, before anything is read."""
-    for path, suffixes in ((out, (".html", ".htm")), (printed, (".pdf",))):
-        if path is None:
-            continue
-        if path.suffix.lower() not in suffixes:
-            raise UserError(f"cannot write {path}: the name must end in {' or '.join(suffixes)}")
-        if not path.parent.is_dir():
-            raise UserError(f"cannot write {path}: there is no folder {path.parent}; create it first")
-    if printed is not None and browser() is None:
+    check_out(out, (".html", ".htm"))
+    if printed is None:
+        return
+    check_out(printed, (".pdf",))
+    if browser() is None:
         raise UserError("no browser was found to print with: install chromium, or print the page from your own browser")
 
 
