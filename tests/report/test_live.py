@@ -17,7 +17,7 @@ import pytest
 from page_runs import HOSTILE, begun, step, written
 from small_runs import assert_same_result, command, write
 
-from bespoke.cli.live import with_ports
+from bespoke.cli import live as options
 from bespoke.report import probes
 from bespoke.report.page import live, page_of
 from bespoke.report.page.parts import Live, Page
@@ -238,10 +238,11 @@ def test_a_page_that_takes_long_is_made_seldom(made, tmp_path, monkeypatch):
 
 
 def test_the_port_may_be_left_out():
-    assert with_ports([]) == []
-    assert with_ports(["run", "--live", "x"]) == ["run", "--live=usual", "x"]
-    assert with_ports(["run", "x", "--live"]) == ["run", "x", "--live=usual"]
-    assert with_ports(["run", "--live", "80", "--watch=9"]) == ["run", "--live", "80", "--watch=9"]
+    assert options.with_ports([]) == []
+    assert options.with_ports(["run", "--live", "x"]) == ["run", "--live=usual", "x"]
+    assert options.with_ports(["run", "x", "--live"]) == ["run", "x", "--live=usual"]
+    assert options.with_ports(["run", "--live", "80", "--watch=9"]) == ["run", "--live", "80", "--watch=9"]
+    assert f"port {live.PORT}," in options.Live.__metadata__[0].help
     with live.listen() as usual, live.listen() as other:
         assert len({usual.getsockname(), other.getsockname()}) == 2
         assert {name for name, _ in (usual.getsockname(), other.getsockname())} == {"127.0.0.1"}

@@ -117,6 +117,8 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, monkeypatch):
         (["--table", "pfedvmp/f2", "--results", "."], "pfedvmp/f2 has no numbers that could be shown: bespoke figure"),
         (["--table", "pfedfda/t2", "runs"], "give folders of runs, or the name of a table with --table"),
         ([], "give folders of runs, or the name of a table with --table"),
+        (["--table", "pfedfda/t2", "--metric", "loss"], "--table shows what a paper's table says: leave --baseline"),
+        (["--table", "pfedfda/t2", "--group", "new"], "--table shows what a paper's table says: leave --baseline"),
     ):
         monkeypatch.setattr("sys.argv", ["bespoke", "report", *words, *out])
         with pytest.raises(SystemExit) as ended:

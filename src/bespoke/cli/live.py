@@ -16,11 +16,19 @@ OPTIONS = ("--live", "--watch")
 
 Live = Annotated[
     str | None,
-    typer.Option("--live", metavar="[PORT]", help="Serve the report's page on this machine while running."),
+    typer.Option(
+        "--live",
+        metavar="[PORT]",
+        help="Serve the report's page on this machine while running; port 8470, or this one.",
+    ),
 ]
 Watch = Annotated[
     str | None,
-    typer.Option("--watch", metavar="[PORT]", help="Serve the page on this machine until Ctrl-C, following the runs."),
+    typer.Option(
+        "--watch",
+        metavar="[PORT]",
+        help="Write no file: serve the page on this machine, following the runs, until Ctrl-C.",
+    ),
 ]
 
 

@@ -194,7 +194,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Also write features of a few train rows of each client, for report.")
+        bool, typer.Option("--probe", help="Also write features of some train rows of each client, for bespoke report.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     checkpoint_every: Annotated[
@@ -398,6 +398,10 @@ def report(
 
     if bool(folders) == (table is not None):
         raise UserError("give folders of runs, or the name of a table with --table")
+    if table is not None and (baseline or select or view or metric or group != "all"):
+        raise UserError(
+            "--table shows what a paper's table says: leave --baseline, --select, --view, --group, --metric out"
+        )
     made = partial(page.page_of, baseline=baseline, select=select, view=view, group=group, metric=metric)
     if watched is not None:
         if output or pdf or not folders:
