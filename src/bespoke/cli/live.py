@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError
 
 USUAL = "usual"  # stands for the port that an option was given without
 OPTIONS = ("--live", "--watch")
@@ -54,12 +55,9 @@ def watch(port: str, folders: Sequence[Path], make: Callable[[list[Path]], Any])
 
     if absent := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(f"there is no folder {absent[0]}; give run folders or folders that contain them")
-    with Server(listen(_port("--watch", port)), Followed(folders, make)) as server:
-        print(visible(f"watching: {server.url} until Ctrl-C"), flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            server.followed.over = True
+    with Server(listen(_port("--watch", port)), Followed(folders, make)) as server, suppress(KeyboardInterrupt):
+        print(f"watching: {server.url} until Ctrl-C", flush=True)
+        server.serve_forever()
 
 
 def _port(option: str, text: str) -> int | None:

@@ -195,8 +195,8 @@ def _alone(settings: Section, table: Table, page: Page) -> Section:
         lines = [line for number in column.numbers if number.entry.runs for line in commands(number)]
         if lines:
             details.append(Details(f"{column.cell.name}: commands", "\n".join(lines), f"cell-{column.cell.id}"))
-    named = {path: name for files in _files(table).values() for name, path in files.items()}
-    for path in dict.fromkeys((table.path, *named)):
+    files = [path for own in _files(table).values() for path in own.values()]
+    for path in dict.fromkeys((table.path, *files)):
         text = path.read_text(encoding="utf-8")
         details.append(Details(f"{_shipped(path).removesuffix('.toml')}.toml", text, _anchor(path)))
     return replace(settings, details=tuple(details))

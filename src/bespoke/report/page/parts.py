@@ -31,7 +31,7 @@ Words = tuple[str | Code | Link, ...]  # a paragraph or an item of a list
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell: what is shown, and what it is sorted by, where that is another value; None is sorted last."""
+    """A table's cell: what is shown, and what it is sorted by, where that is another value; "" and "-" come last."""
 
     text: str
     value: float | str | None = None
