@@ -532,7 +532,7 @@ def _warnings(own: _Runs) -> list[str]:
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
             names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
             more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-            said.append(f"{len(without)} clients without test rows: {names}{more}")
+            said.append(f"without test rows: {names}{more}")
         where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
         found += [f"{where}: {text}" for text in said]
     return found
@@ -549,5 +549,6 @@ def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
     said = []
     for client, count in times.most_common(NAMED):
         name = own.name(run, int(client) if re.fullmatch(r"[0-9]{1,18}", client) else client)
-        said.append(f"{short(name, 40)} was {what} {count} times: {short(why[client], 200)}")
+        often = "once" if count == 1 else f"{count} times"
+        said.append(f"{short(name, 40)} was {what} {often}: {short(why[client], 200)}")
     return said + ([f"{len(times) - NAMED} more clients were {what}"] if len(times) > NAMED else [])
