@@ -157,7 +157,7 @@ def _told(runs: Sequence[RunFolder], over: bool) -> str:
             more = f" and {len(going) - NAMED} more" if len(going) > NAMED else ""
             said += f" Going on: {', '.join(f'{each.name} ({each.words})' for each in going[:NAMED])}{more}."
     newest = max(_stamp(run.path / name)[1] for run in runs for name in _FILES)
-    said += f" Last record at {time.strftime('%H:%M:%S', time.localtime(newest / 1e9))}."
+    said += f" Last record at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(newest / 1e9))}."
     return said + (" This page stays as it is." if over else "")
 
 
