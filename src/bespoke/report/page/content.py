@@ -207,15 +207,15 @@ class _Gains:
 
 def _clients(own: _Runs) -> Section:
     """Return who gains and who loses: by personalisation, and against the baseline."""
-    personal = [_joined(label, own, [_views(own, run, n) for n, run in _rounds(own, label)]) for label in own.groups]
-    paired = []
+    personal, paired = [], []
+    theirs = own.chosen[own.comparison.baseline]
     for row in own.comparison.rows:
+        runs, ours = own.groups[row.label], own.chosen[row.label]
+        views = [_views(own, runs[seed], number) for seed, (number, _) in ours.items()]
+        personal.append(_joined(row.label, own, views))
         if row.difference is not None:
-            seeds = own.groups[row.label].keys() & own.groups[own.comparison.baseline].keys()
-            runs = [own.groups[row.label][seed] for seed in sorted(seeds)]
-            both = [(own.chosen[own.comparison.baseline][s][1], own.chosen[row.label][s][1]) for s in sorted(seeds)]
-            pairs = [(run, *two) for run, two in zip(runs, both, strict=True)]
-            paired.append(_joined(row.label, own, pairs))
+            both = sorted(ours.keys() & theirs.keys())
+            paired.append(_joined(row.label, own, [(runs[seed], theirs[seed][1], ours[seed][1]) for seed in both]))
     base = short(own.comparison.baseline, 40)
     parts = [
         ("Gain by personalisation", f"from the shared model's value ({BEFORE}) to the personal model's", personal),
@@ -228,10 +228,6 @@ def _clients(own: _Runs) -> Section:
             charts.append(_gain_chart(own, title, words, rows))
             tables.append(_gain_table(own, title, rows))
     return Section("clients", "Each client: who gains, who loses", (), tuple(charts), tuple(tables), legend=True)
-
-
-def _rounds(own: _Runs, label: str) -> list[tuple[int, RecordedRun]]:
-    return [(number, own.groups[label][seed]) for seed, (number, _) in own.chosen[label].items()]
 
 
 _Pair = tuple[RecordedRun, Scores, Scores]  # before and after
