@@ -262,6 +262,8 @@ def test_mistakes(made, tmp_path):
     assert "70000 is no port" in command("run", path, "--live", 70000).sentence
     assert "takes the number of a port" in command("run", path, "--live=http").sentence
     assert "there is no folder" in command("report", tmp_path / "no", "--watch").sentence
+    for words in (("sweep", "pfedfda/t2", "--live"), ("tune", path, "--live", 80), ("run", path, "--watch")):
+        assert "run and serve have --live, and report has --watch" in command(*words).sentence
     assert "writes no file" in command("report", made.path, "--watch", "-o", "page.html").sentence
 
 

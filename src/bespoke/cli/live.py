@@ -13,7 +13,7 @@ import typer
 from bespoke.errors import UserError
 
 USUAL = "usual"  # stands for the port that an option was given without
-OPTIONS = ("--live", "--watch")
+FOLLOWING = ("--live", "--watch")
 
 Live = Annotated[
     str | None,
@@ -36,7 +36,7 @@ Watch = Annotated[
 def with_ports(words: list[str]) -> list[str]:
     """Rewrite ``--live`` and ``--watch`` that no number follows, since the parser expects one."""
     pairs = zip_longest(words, words[1:], fillvalue="")
-    return [f"{word}={USUAL}" if word in OPTIONS and not after.isdecimal() else word for word, after in pairs]
+    return [f"{word}={USUAL}" if word in FOLLOWING and not after.isdecimal() else word for word, after in pairs]
 
 
 def show_beside(live: str | None, folders: Sequence[Path]) -> None:

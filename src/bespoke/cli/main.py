@@ -16,7 +16,7 @@ import typer
 
 from bespoke._version import __version__
 from bespoke.cli import data, doctor, evaluate, federation, listing, new, personal, tables, tune
-from bespoke.cli.live import Live, Watch, show_beside, watch, with_ports
+from bespoke.cli.live import FOLLOWING, Live, Watch, show_beside, watch, with_ports
 from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 from bespoke.machine import MOST_PROCESSES
@@ -65,7 +65,9 @@ def main() -> None:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "bespoke"
         text = error.format_message().rstrip(".")
-        if isinstance(error, click.NoSuchOption) and command.endswith(" run"):
+        if isinstance(error, click.NoSuchOption) and error.option_name in FOLLOWING:
+            text = f"{command} has no option {error.option_name}: run and serve have --live, and report has --watch"
+        elif isinstance(error, click.NoSuchOption) and command.endswith(" run"):
             text = _as_setting(error.option_name) or f"{text}; change the experiment's settings with --set"
         _refuse(f"{text} (see {command} --help)")
     except click.Abort:
