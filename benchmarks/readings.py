@@ -55,7 +55,7 @@ PUBLISHED = {
 
 def columns(method: str) -> tuple[str, str]:
     """Return the column that chooses among a method's readings, and another."""
-    choosing, other = PUBLISHED.get(method, {CHOOSING: 0, OTHER: 0})
+    choosing, other = PUBLISHED.get(method, (CHOOSING, OTHER))
     return choosing, other
 
 
@@ -242,7 +242,7 @@ def store(folder: Path, method: str, tries: list[dict[str, Any]]) -> None:
         "method": method,
         "published": PUBLISHED.get(method, {}),
         "chosen_by": columns(method)[0],
-        "chosen": chosen(method, tries) if method in PUBLISHED else None,
+        "chosen": chosen(method, tries),
     }
     head = json.dumps(about, indent=1).removesuffix("\n}")
     write_atomic(
@@ -260,7 +260,7 @@ def show(tried: dict[str, Any]) -> str:
 
 def table(method: str, tries: list[dict[str, Any]]) -> str:
     """Return a method's tries as the table of its page: readings, then what is shown beside them."""
-    best = chosen(method, tries) if method in PUBLISHED else None
+    best = chosen(method, tries)
     cells: dict[tuple[bool, str], dict[str, str]] = {}
     for tried in tries:
         name = f"**{tried['reading']}**" if tried["reading"] == best else tried["reading"]
@@ -309,8 +309,7 @@ def main() -> int:
             return trainings(method, column, [*done, *given.without])
 
         def elsewhere(method: str) -> None:
-            best = chosen(method, tries[method]) if method in PUBLISHED else None
-            other = columns(method)[1]
+            best, other = chosen(method, tries[method]), columns(method)[1]
             needed = {t.overrides for t in trainings(method, other) if best in t.readings}
             for training in missing(method, other):
                 if training.overrides in needed or all(r.ablation for r in training.readings.values()):

@@ -107,7 +107,8 @@ def main() -> None:
         folder = Path(held)
         demo = given.demo or folder / "demo"
         if given.demo is None:
-            subprocess.run([sys.executable, "-m", "bespoke", "demo", "--quiet", "--out", str(demo)], check=True)
+            words = ["demo", "--quiet", "--no-open", "--out", str(demo)]
+            subprocess.run([sys.executable, "-m", "bespoke", *words], check=True)
         for number in range(RUNS):
             made(folder / "many" / f"run{number}", number)
         shipped = (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")

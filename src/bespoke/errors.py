@@ -13,6 +13,12 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def short(text: str, longest: int = 80) -> str:
+    """Return a name for people: visible, and of a long one the beginning."""
+    text = visible(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def reason(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

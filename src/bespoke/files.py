@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,20 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str | Iterable[byte
         write_whole(Path(path), pieces)
     except OSError as error:
         raise write_error(Path(path), error, then) from error
+
+
+def check_out(path: str | os.PathLike[str], suffixes: Sequence[str]) -> str:
+    """Return the suffix of a file to be written, after checking that it is one of these and that the folder is there.
+
+    A mistake is then told before anything is computed.
+    """
+    suffix, folder = Path(path).suffix.lower(), Path(path).parent
+    if suffix not in suffixes:
+        known = " or ".join(filter(None, [", ".join(suffixes[:-1]), suffixes[-1]]))
+        raise UserError(f"cannot write {path}: its name must end in {known}")
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {folder}; create it first")
+    return suffix
 
 
 def make_folder(path: Path, instead: str = "choose another one") -> None:

@@ -12,6 +12,7 @@ A run folder holds
                       class, and where the data name any, each client's condition (a corruption, a degradation, a
                       domain); written once
     start.safetensors the initial model and the form of its inputs, for opening the run without data; written once
+    probe.npz         features of a sample of train rows, and embeddings of clients (optional)
     checkpoints/      states to resume from
     *.parquet         exports of rounds and clients: `logged` becomes columns `logged.NAME`, `metrics` becomes
                       `metric.NAME.sum` and `metric.NAME.weight`, `refused` becomes two lists, `refused` (ids)

@@ -59,7 +59,7 @@ def test_curves():
     assert Path("rounds.pdf").read_bytes().startswith(b"%PDF")
     assert command("curves", RUNS / "fedavg").out == "curves: curves.png\n"
     refused = command("curves", RUNS, "-o", "rounds.jpeg").sentence
-    assert refused == "cannot draw rounds.jpeg: the name of a chart must end in .png, .svg or .pdf"
+    assert refused == "cannot write rounds.jpeg: its name must end in .png, .svg or .pdf"
     refused = command("curves", "missing").sentence
     assert refused == "there is no folder missing; give run folders or folders that contain them"
     assert command("curves", RUNS, "--group", "nobody").sentence.startswith(

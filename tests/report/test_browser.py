@@ -9,6 +9,7 @@ import pytest
 from page_runs import HOSTILE, begun, step, written
 
 from bespoke.report.page import live, page_of, pdf, write
+from bespoke.report.page.parts import Cell, Page, Section, Table
 from bespoke.report.page.render import browser
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -133,6 +134,18 @@ def test_other_kinds_of_charts_wait_until_the_first_one_is_there(chromium, repor
 def test_a_column_is_sorted_both_ways(opened):
     up, down = sorted_means(opened[0])
     assert up == sorted(up) == down[::-1] and len(set(up)) > 1
+
+
+def test_what_has_no_value_is_sorted_last_both_ways(chromium, tmp_path):
+    rows = tuple((Cell(text or "none"), Cell(text)) for text in ("", "2", "-", "10"))
+    section = Section("a", "A", tables=(Table(("b", "c"), rows),))
+    page, _ = shown(chromium, write(Page("p", "", (), (), (section,)), tmp_path / "p.html"))
+    found = []
+    for _ in range(2):
+        page.locator("thead button").nth(1).click()
+        found.append(page.locator("tbody td").all_inner_texts()[:2])
+    assert found == [["2", "10"], ["10", "2"]]
+    page.close()
 
 
 def test_hovering_over_a_point_names_the_client(opened):

@@ -12,11 +12,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from page_runs import HOSTILE, begun, step, written
 from small_runs import assert_same_result, command, write
 
-from bespoke.cli.live import with_ports
+from bespoke.cli import live as options
+from bespoke.report import probes
 from bespoke.report.page import live, page_of
 from bespoke.report.page.parts import Live, Page
 from bespoke.runs import api
@@ -145,6 +147,17 @@ def test_a_run_that_stopped_early_has_ended_and_goes_on_when_resumed(made, tmp_p
     assert "has done 1 of 4 rounds" in followed.newest().live.text
 
 
+def test_features_that_are_written_after_the_run_appear(made, tmp_path):
+    run = begun(made, tmp_path / "run")
+    step(made, run, 1)
+    followed = live.Followed([run.path])
+    assert "probe" not in [section.name for section in followed.newest().page.sections]
+    vectors, none = np.eye(4, dtype=np.float32), np.zeros(0, dtype=np.int64)
+    who = np.arange(4)
+    probes.write(run.path, probes.Probe("train", 1, vectors, who, who, np.zeros((0, 2), dtype=np.float32), none))
+    assert "probe" in [section.name for section in followed.newest().page.sections]
+
+
 def test_a_run_that_ended_without_an_evaluation(made, tmp_path):
     begun(made, tmp_path / "run")
     followed = live.Followed([tmp_path])
@@ -225,10 +238,11 @@ def test_a_page_that_takes_long_is_made_seldom(made, tmp_path, monkeypatch):
 
 
 def test_the_port_may_be_left_out():
-    assert with_ports([]) == []
-    assert with_ports(["run", "--live", "x"]) == ["run", "--live=usual", "x"]
-    assert with_ports(["run", "x", "--live"]) == ["run", "x", "--live=usual"]
-    assert with_ports(["run", "--live", "80", "--watch=9"]) == ["run", "--live", "80", "--watch=9"]
+    assert options.with_ports([]) == []
+    assert options.with_ports(["run", "--live", "x"]) == ["run", "--live=usual", "x"]
+    assert options.with_ports(["run", "x", "--live"]) == ["run", "x", "--live=usual"]
+    assert options.with_ports(["run", "--live", "80", "--watch=9"]) == ["run", "--live", "80", "--watch=9"]
+    assert f"port {live.PORT}," in options.Live.__metadata__[0].help
     with live.listen() as usual, live.listen() as other:
         assert len({usual.getsockname(), other.getsockname()}) == 2
         assert {name for name, _ in (usual.getsockname(), other.getsockname())} == {"127.0.0.1"}
@@ -248,6 +262,8 @@ def test_mistakes(made, tmp_path):
     assert "70000 is no port" in command("run", path, "--live", 70000).sentence
     assert "takes the number of a port" in command("run", path, "--live=http").sentence
     assert "there is no folder" in command("report", tmp_path / "no", "--watch").sentence
+    for words in (("sweep", "pfedfda/t2", "--live"), ("tune", path, "--live", 80), ("run", path, "--watch")):
+        assert "run and serve have --live, and report has --watch" in command(*words).sentence
     assert "writes no file" in command("report", made.path, "--watch", "-o", "page.html").sentence
 
 

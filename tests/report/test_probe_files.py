@@ -113,7 +113,18 @@ def _other(path):
     np.savez(path, **{**probes.asdict(made()), "clients": np.zeros(2, np.int64)})
 
 
-@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"PK"), _packed, _pickled, _other])
+def _nobody(path):
+    np.savez(path, **{**probes.asdict(made()), "clients": np.full(30, -1)})
+
+
+def _without_numbers(path):
+    np.savez(path, **{**probes.asdict(made()), "vectors": np.zeros((30, 0), np.float32)})
+
+
+SPOILT = [lambda path: path.write_bytes(b"PK"), _packed, _pickled, _other, _nobody, _without_numbers]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
 def test_a_file_that_is_no_probe_is_refused(tmp_path, spoil):
     spoil(tmp_path / probes.NAME)
     with pytest.raises(UserError, match=r"probe.npz is damaged: remove it, or write it again with bespoke run"):

@@ -12,10 +12,11 @@ from page_runs import HOSTILE, written
 from small_runs import command
 
 from bespoke import UserError
+from bespoke.errors import short
 from bespoke.report import compare
 from bespoke.report.page import html, page_of, render
 from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, plain, sizes, strips, thinned
-from bespoke.report.page.parts import Chart, Page, Section, short
+from bespoke.report.page.parts import Chart, Page, Section
 
 
 def section(page, name):

@@ -72,6 +72,7 @@ def test_a_number_leads_to_the_command_that_makes_it(table, root):
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     experiment, _ = load(words[2], words[words.index("--algorithm") + 1], given, int(words[words.index("--seed") + 1]))
     assert experiment.hash() == plan.experiment_of(table.entry("hard/ours"), 2)[0].hash()
+    assert str(table.path) in [each.title for each in page.sections[-1].details]
     links = [part for part in page.sections[-1].paragraphs[0] if isinstance(part, Link)]
     for link in links:
         assert link.path.is_dir() or found[link.anchor] == link.path.read_text()
@@ -116,6 +117,8 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, monkeypatch):
         (["--table", "pfedvmp/f2", "--results", "."], "pfedvmp/f2 has no numbers that could be shown: bespoke figure"),
         (["--table", "pfedfda/t2", "runs"], "give folders of runs, or the name of a table with --table"),
         ([], "give folders of runs, or the name of a table with --table"),
+        (["--table", "pfedfda/t2", "--metric", "loss"], "--table shows what a paper's table says: leave --baseline"),
+        (["--table", "pfedfda/t2", "--group", "new"], "--table shows what a paper's table says: leave --baseline"),
     ):
         monkeypatch.setattr("sys.argv", ["bespoke", "report", *words, *out])
         with pytest.raises(SystemExit) as ended:
@@ -133,7 +136,7 @@ def test_readings_that_are_none_are_refused(root):
 
 def test_code_and_links_are_written_in_both(table, root):
     (first, *_) = [s for s in page_of(table, root).sections if s.name == "settings"]
-    assert Code("data.alpha=0.1") in first.lists[0].items[0]
+    assert Code("data.alpha=0.1") in first.items[0]
     assert "`data.alpha=0.1`" in "\n".join(markdown.section_lines(first, str))
     assert "<code>data.alpha=0.1</code>" in html(page_of(table, root))
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,25 +10,33 @@ from typing import Annotated, Any
 import click
 import typer
 
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError
 
 USUAL = "usual"  # stands for the port that an option was given without
-OPTIONS = ("--live", "--watch")
+FOLLOWING = ("--live", "--watch")
 
 Live = Annotated[
     str | None,
-    typer.Option("--live", metavar="[PORT]", help="Serve the report's page on this machine while running."),
+    typer.Option(
+        "--live",
+        metavar="[PORT]",
+        help="Serve the report's page on this machine while running; port 8470, or this one.",
+    ),
 ]
 Watch = Annotated[
     str | None,
-    typer.Option("--watch", metavar="[PORT]", help="Serve the page on this machine until Ctrl-C, following the runs."),
+    typer.Option(
+        "--watch",
+        metavar="[PORT]",
+        help="Write no file: serve the page on this machine, following the runs, until Ctrl-C.",
+    ),
 ]
 
 
 def with_ports(words: list[str]) -> list[str]:
     """Rewrite ``--live`` and ``--watch`` that no number follows, since the parser expects one."""
     pairs = zip_longest(words, words[1:], fillvalue="")
-    return [f"{word}={USUAL}" if word in OPTIONS and not after.isdecimal() else word for word, after in pairs]
+    return [f"{word}={USUAL}" if word in FOLLOWING and not after.isdecimal() else word for word, after in pairs]
 
 
 def show_beside(live: str | None, folders: Sequence[Path]) -> None:
@@ -46,12 +55,9 @@ def watch(port: str, folders: Sequence[Path], make: Callable[[list[Path]], Any])
 
     if absent := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(f"there is no folder {absent[0]}; give run folders or folders that contain them")
-    with Server(listen(_port("--watch", port)), Followed(folders, make)) as server:
-        print(visible(f"watching: {server.url} until Ctrl-C"), flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            server.followed.over = True
+    with Server(listen(_port("--watch", port)), Followed(folders, make)) as server, suppress(KeyboardInterrupt):
+        print(f"watching: {server.url} until Ctrl-C", flush=True)
+        server.serve_forever()
 
 
 def _port(option: str, text: str) -> int | None:

@@ -16,7 +16,7 @@ import typer
 
 from bespoke._version import __version__
 from bespoke.cli import data, doctor, evaluate, federation, listing, new, personal, tables, tune
-from bespoke.cli.live import Live, Watch, show_beside, watch, with_ports
+from bespoke.cli.live import FOLLOWING, Live, Watch, show_beside, watch, with_ports
 from bespoke.cli.stopping import stopping
 from bespoke.errors import UserError, reason, visible
 from bespoke.machine import MOST_PROCESSES
@@ -65,7 +65,9 @@ def main() -> None:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "bespoke"
         text = error.format_message().rstrip(".")
-        if isinstance(error, click.NoSuchOption) and command.endswith(" run"):
+        if isinstance(error, click.NoSuchOption) and error.option_name in FOLLOWING:
+            text = f"{command} has no option {error.option_name}: run and serve have --live, and report has --watch"
+        elif isinstance(error, click.NoSuchOption) and command.endswith(" run"):
             text = _as_setting(error.option_name) or f"{text}; change the experiment's settings with --set"
         _refuse(f"{text} (see {command} --help)")
     except click.Abort:
@@ -194,7 +196,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run, or for all runs with --seeds.")] = None,
     save_models: Annotated[bool, typer.Option("--save-models", help="Also write every personal model.")] = False,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Also write features of a few train rows of each client, for report.")
+        bool, typer.Option("--probe", help="Also write features of some train rows of each client, for bespoke report.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     checkpoint_every: Annotated[
@@ -398,6 +400,10 @@ def report(
 
     if bool(folders) == (table is not None):
         raise UserError("give folders of runs, or the name of a table with --table")
+    if table is not None and (baseline or select or view or metric or group != "all"):
+        raise UserError(
+            "--table shows what a paper's table says: leave --baseline, --select, --view, --group, --metric out"
+        )
     made = partial(page.page_of, baseline=baseline, select=select, view=view, group=group, metric=metric)
     if watched is not None:
         if output or pdf or not folders:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import UserError, visible
-from bespoke.files import write_atomic
+from bespoke.errors import UserError, short
+from bespoke.files import check_out, write_atomic
 from bespoke.report.groups import people
 from bespoke.report.metrics import aggregate
-from bespoke.report.runs import Paths, group_runs, metric_of, view_of
+from bespoke.report.runs import Paths, RecordedRun, group_runs, metric_of, view_of
 from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
@@ -36,12 +36,7 @@ BESIDE = 32  # lines of labels for which a legend has room beside a chart
 
 def check_path(path: str | os.PathLike[str]) -> str:
     """Return the suffix of a chart's path, after checking that it can be written as PNG, SVG or PDF."""
-    suffix, folder = Path(path).suffix.lower(), Path(path).parent
-    if suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"cannot draw {path}: the name of a chart must end in .png, .svg or .pdf")
-    if not folder.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {folder}; create it first")
-    return suffix
+    return check_out(path, (".png", ".svg", ".pdf"))
 
 
 def new_axes(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, Axes]:
@@ -113,8 +108,7 @@ def inches(lines: Iterable[str]) -> float:
 
 def wrapped(label: str, width: int = LABEL) -> str:
     """Return a label in lines of at most `width` characters; of a very long one the beginning."""
-    text = visible(label)
-    return textwrap.fill(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…", width, break_on_hyphens=False)
+    return textwrap.fill(short(label, LONGEST), width, break_on_hyphens=False)
 
 
 def swarm(values: NDArray[np.float64], width: float, half: float = 0.36) -> NDArray[np.float64]:
@@ -190,11 +184,16 @@ def curve_values(
     metric, higher = metric_of(groups, metric)
     found: dict[str, Curve] = {}
     for label, runs in groups.items():
-        named = [(run.evaluations, view_of(run, view)) for run in runs.values()]
-        rounds = sorted(set.intersection(*(set(e.rounds(name)) for e, name in named)))
-        means = [[aggregate(e.scores(name, metric, number, group)).mean for number in rounds] for e, name in named]
-        found[label] = rounds, np.array(means, dtype=np.float64)  # None becomes NaN
+        found[label] = curve_of(runs.values(), view, metric, group)
     return metric, higher, found
+
+
+def curve_of(runs: Iterable[RecordedRun], view: str | None, metric: str, group: str) -> Curve:
+    """Return the rounds that all these runs have evaluated, and each run's mean over clients in them."""
+    named = [(run.evaluations, view_of(run, view)) for run in runs]
+    rounds = sorted(set.intersection(*(set(e.rounds(name)) for e, name in named)))
+    means = [[aggregate(e.scores(name, metric, number, group)).mean for number in rounds] for e, name in named]
+    return rounds, np.array(means, dtype=np.float64)  # None becomes NaN
 
 
 def curves(

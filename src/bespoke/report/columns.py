@@ -57,7 +57,7 @@ def client_table(folder: RunFolder) -> Columns:
     for view in reversed(evaluations.views):  # the headline view decides
         last |= evaluations.last(view)
     everyone = range(len(told["names"])) if told else list(last)
-    rounds = folder.rounds()
+    rounds = evaluations.trained
     took_part = {c for row in rounds for c in row["cohort"] if str(c) not in row["refused"] | row.get("missing", {})}
 
     def group(client: Any) -> str:
@@ -104,7 +104,7 @@ def curve_table(folder: RunFolder, statistic: str = "pooled", group: str = "all"
             raise UserError(f"there is no {what} {value!r}; use one of {', '.join(known)}")
     evaluations = Evaluations(folder)
     numbers = sorted({number for view in evaluations.views for number in evaluations.rounds(view, split)})
-    losses = {row["round"]: row["train_loss"] for row in folder.rounds()}
+    losses = {row["round"]: row["train_loss"] for row in evaluations.trained}
     table = Columns(round=numbers, train_loss=[losses.get(number) for number in numbers])
     for view in evaluations.views:
         for metric, higher in evaluations.higher.items():

@@ -11,7 +11,7 @@ from bespoke.errors import UserError
 from bespoke.report.groups import parse, people
 from bespoke.report.metrics import Scores, aggregate, seed_statistics, t_interval
 from bespoke.report.runs import Groups, Paths, differing, group_runs, metric_of, view_of
-from bespoke.report.summary import SELECTIONS, totals
+from bespoke.report.summary import SELECTIONS
 from bespoke.report.table import Comparison, ConditionRow, Difference, Row
 from bespoke.report.units import Unit
 
@@ -69,7 +69,7 @@ def compare_groups(
     warnings += _inequalities(groups, chosen, select)
     rows = []
     for label, runs in groups.items():
-        costs = [totals(run.folder) for run in runs.values()]
+        costs = [run.costs for run in runs.values()]
         row = _row(label, groups, chosen[label], costs, view, higher)
         if by:
             row = replace(row, conditions=_by_condition(groups, label, chosen[label], higher))

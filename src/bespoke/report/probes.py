@@ -93,5 +93,6 @@ def _sound(found: dict[str, Any]) -> bool:
         return False
     counts = len(vectors) == len(found["clients"]) and len(embeddings) == len(found["members"])
     flat = all(found[name].ndim == 1 for name in ("classes", "clients", "members"))
-    finite = bool(np.isfinite(vectors).all() and np.isfinite(embeddings).all())
-    return counts and flat and finite and len(found["classes"]) in (0, len(vectors))
+    places = all((found[name] >= 0).all() for name in ("clients", "members"))
+    numbers = all(np.isfinite(array).all() and (array.size or not len(array)) for array in (vectors, embeddings))
+    return counts and flat and places and numbers and len(found["classes"]) in (0, len(vectors))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, shown
 from bespoke.records import RESUME_OPTION, RunFolder
-from bespoke.report.summary import Evaluations
+from bespoke.report.summary import Evaluations, totals
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run folder, read."""
+    """One run folder, each of its files read once."""
 
     folder: RunFolder
     config: dict[str, Any]
@@ -30,6 +31,35 @@ class RecordedRun:
     def seed(self) -> int:
         """Its seed."""
         return self.config.get("seed", 0)
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The lines of `rounds.jsonl`."""
+        return self.evaluations.trained
+
+    @cached_property
+    def timing(self) -> list[dict[str, Any]]:
+        """The lines of `timing.jsonl`."""
+        return self.folder.timing()
+
+    @cached_property
+    def costs(self) -> dict[str, Any]:
+        """What :func:`totals` returns."""
+        return totals(self.rounds, self.timing)
+
+    @cached_property
+    def federation(self) -> dict[str, Any]:
+        """What `federation.json` says of the clients, empty without one."""
+        return self.folder.federation() or {}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What `environment.json` says, empty without one."""
+        path = self.folder.path / "environment.json"
+        found = self.folder.read_json(path.name) if path.exists() else {}
+        if not isinstance(found, dict):
+            raise UserError(f"{path} is damaged; restore it or run the experiment again")
+        return found
 
 
 Groups = dict[str, dict[int, RecordedRun]]  # label -> seed -> run

@@ -106,7 +106,8 @@ class Evaluations:
     """The evaluations of one run, read once from its records.
 
     `views` lists the views that have test rows, the headline first; `metric` is the headline metric, `higher` says
-    for each recorded metric whether larger is better. The last evaluated round decides.
+    for each recorded metric whether larger is better. The last evaluated round decides. `trained` has the lines of
+    `rounds.jsonl`.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -121,7 +122,8 @@ class Evaluations:
                 )
             if line["logged"]:
                 self.logged[line["client"]] = line["round"], line["logged"]
-        named: Line = next((row for row in reversed(folder.rounds()) if "evaluated" in row), {})
+        self.trained = folder.rounds()
+        named: Line = next((row for row in reversed(self.trained) if "evaluated" in row), {})
         views = [view for view, split in self._blocks if split == "test"]
         found = headline(named, [{"view": view} for view in views])
         self.views = sorted(views, key=lambda view: found is None or view != found.view)
@@ -189,7 +191,7 @@ class Evaluations:
 
         These are the clients of the last of the rounds with the fewest missing.
         """
-        if not any(row.get("evaluated", {}).get("missing") for row in self.folder.rounds()):
+        if not any(row.get("evaluated", {}).get("missing") for row in self.trained):
             return list(rounds)
         blocks = self._blocks[view, "test"]
         there = {number: {client for new, client in blocks[number].places if not new} for number in rounds}
@@ -229,13 +231,13 @@ class Evaluations:
         return aggregate(scores, self.higher[metric]).as_dict() if scores and scores.clients else {}
 
 
-def totals(folder: RunFolder) -> dict[str, Any]:
+def totals(rounds: Sequence[Line], timing: Sequence[Line]) -> dict[str, Any]:
     """Return the costs of a run: rounds, participations, bytes, seconds, refused uploads, and distinct notes.
 
+    They are those of the lines of `rounds.jsonl` and `timing.jsonl`.
     `seconds` covers all phases; `round_seconds` is the median over rounds of training and aggregation; in
     `rounds_refused` rounds every upload was refused or `missing`, so that nothing was learned.
     """
-    rounds, timing = folder.rounds(), folder.timing()
     missing = [len(row.get("missing", {})) for row in rounds]
     return {
         "rounds": len(rounds),
@@ -268,7 +270,7 @@ def summarise(folder: RunFolder | str | os.PathLike[str]) -> dict[str, Any]:
         chosen = {select: evaluations.choose(view, select) for select in SELECTIONS}
         views[view] = {key: None if n is None else evaluations.summary(view, n) for key, n in chosen.items()}
     named = {"headline": next(iter(views), None), "metric": evaluations.metric, "higher": evaluations.higher}
-    return {**named, "views": views, **totals(folder)}
+    return {**named, "views": views, **totals(evaluations.trained, folder.timing())}
 
 
 # --- a summary's numbers -------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -211,8 +211,7 @@ class Comparison:
         header, rows = self.cells(for_markdown)
         best = self.best()
         bold = [[f"**{c}**" if (i, j) in best else c for j, c in enumerate(row)] for i, row in enumerate(rows)]
-        rule = ["---", *["---:"] * (len(header) - 1)]
-        lines = ["| " + " | ".join(row) + " |" for row in [header, rule, *bold]]
+        lines = markdown_table(header, bold)
         return "\n".join(lines) + "\n\n" + "\n\n".join(map(for_markdown, self._notes())) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
@@ -233,6 +232,11 @@ class Comparison:
 def for_markdown(text: str) -> str:
     """Return text in which nothing is Markdown or HTML, and nothing ends a cell; underscores inside words may stay."""
     return re.sub(r"[\\`*<|\[]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", visible(text))
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns, but for the first, are right-aligned; texts are Markdown already."""
+    return ["| " + " | ".join(row) + " |" for row in [header, ["---", *["---:"] * (len(header) - 1)], *rows]]
 
 
 def with_std(unit: Unit, value: SeedStatistics) -> str:

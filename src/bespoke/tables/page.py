@@ -130,22 +130,22 @@ class Page:
         text = f"{number.difference:+,.{self._places(number)}f}"
         return text.replace("-", "+") if not text.strip("+-0.") else text
 
-    def _cell(self, column: Column, number: Number | None, arrow: str = "→") -> list[str]:
+    def _cell(self, column: Column, number: Number | None) -> list[str]:
         """Return a number in at most two lines: published → ours, and the difference with both ranks."""
         if number is None:
             return [""]
         theirs = self._theirs(number)
         if number.mean is None:
-            return [f"{theirs} {arrow} failed".strip() if number.failed else theirs]
+            return [f"{theirs} → failed".strip() if number.failed else theirs]
         both = [value for value in (number.mean, number.statistics.std) if value is not None]
         ours = "±".join(_written(value, self._places(number), number.percent) for value in both)
         ours += CHANGED if number.changed else ""
         ours += f" ({len(number.ours)})" if len({len(seeds) for seeds in self._seeds}) > 1 else ""
-        first = f"{theirs} {arrow} {ours}".strip() if self._printed else ours
+        first = f"{theirs} → {ours}".strip() if self._printed else ours
         if not number.counted or number.difference is None:
             return [first]
         rank = column.ranks.get(number.entry.row.id)
-        ranked = "" if rank is None else f", {rank[0]}{arrow}{rank[1]}"
+        ranked = "" if rank is None else f", {rank[0]}→{rank[1]}"
         return [first, f"{self._difference(number)}{MARK if number.marked else ''}{ranked}"]
 
     def _feet(self, column: Column) -> list[str]:
@@ -304,7 +304,7 @@ class Page:
         """Return a Markdown table with what is said below it; numbers that are marked are bold."""
         lines = markdown.table_lines(self.shown())
         if self.notes:
-            lines += ["", *markdown.bullet_lines(parts.Bullets("", tuple((note,) for note in self.notes)))]
+            lines += ["", *markdown.item_lines((note,) for note in self.notes)]
         return "\n".join(lines) + "\n"
 
     def as_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
     if entry.metric and entry.metric not in found.higher:
         raise UserError(f"{entry.id}: the run recorded no {entry.metric}; it has {', '.join(found.higher)}")
     environment = run.folder.read_json("environment.json")
-    told = totals(run.folder)
+    told = totals(run.folder.rounds(), run.folder.timing())
     return {
         **about(entry, job.experiment, job.source),
         "status": "done",
@@ -113,7 +113,7 @@ def _clients(folder: RunFolder, view: str, number: int) -> dict[str, Any]:
 def _curve(found: Evaluations, view: str, entry: Entry) -> dict[str, Any]:
     """Return the metric (pooled, and its mean over clients) and the losses of test and training by evaluated round."""
     metric, group = entry.metric or str(found.metric), entry.group
-    trained = {row["round"]: row["train_loss"] for row in found.folder.rounds()}
+    trained = {row["round"]: row["train_loss"] for row in found.trained}
     curve: dict[str, list[Any]] = {"round": [], "pooled": [], "mean": [], "loss": [], "train_loss": []}
     for number in found.rounds(view):
         scores = found.scores(view, metric, number, group)

@@ -13,7 +13,7 @@ from bespoke.errors import UserError
 from bespoke.files import experiments_folder
 from bespoke.report.page import parts
 from bespoke.report.page.figures import Strip, against, axis, plain, strips
-from bespoke.report.page.parts import Bullets, Chart, Code, Details, Link, Section, Words
+from bespoke.report.page.parts import Chart, Code, Details, Link, Section, Words
 from bespoke.tables import readings, reasons, spec
 from bespoke.tables.beside import Number, Reader
 from bespoke.tables.page import Page
@@ -56,9 +56,10 @@ def sections_of(page: Page, root: Path) -> tuple[Section, ...]:
         tuple(paragraphs),
         tuple(_charts(page)),
         (page.shown(),) if with_numbers else (),
-        (_bullets("", page.notes),) if with_numbers and page.notes else (),
+        tuple((note,) for note in page.notes) if with_numbers else (),
     )
-    marked = Section("marked", "Marked numbers", lists=(_bullets("", page.misses),)) if page.misses else None
+    misses = tuple((miss,) for miss in page.misses)
+    marked = Section("marked", "Marked numbers", items=misses) if misses else None
     return tuple(filter(None, (first, marked, _tried(table, root), _settings(table, root))))
 
 
@@ -69,10 +70,6 @@ def agreement(page: Page) -> str:
         return ""
     near = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
     return f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns."
-
-
-def _bullets(title: str, lines: Iterable[str]) -> Bullets:
-    return Bullets(title, tuple((line,) for line in lines))
 
 
 # --- charts ---------------------------------------------------------------------------------------------------------
@@ -130,7 +127,7 @@ def _tried(table: Table, root: Path) -> Section | None:
             told = f"{names[0]}: {own.readings} tried on {own.column}{others}{chosen} ("
             items.append((told, Link(f"results/readings/{own.path.name}", own.path), ")."))
     text: Words = ("Where a paper leaves a setting open, every way to read it was run on one column.",)
-    return Section("readings", "Readings tried", (text,), lists=(Bullets("", tuple(items)),)) if items else None
+    return Section("readings", "Readings tried", (text,), items=tuple(items)) if items else None
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -144,10 +141,7 @@ def _settings(table: Table, root: Path) -> Section:
             places += [", " if i else f"; {what} ", Link(name, path, _anchor(path))]
     if (own := root / table.name).is_dir():
         places += ["; ", Link("results", own)]
-    changes = _changes(table)
-    return Section(
-        "settings", "Settings", (tuple([*places, "."]),), lists=(Bullets("", tuple(changes)),) if changes else ()
-    )
+    return Section("settings", "Settings", ((*places, "."),), items=tuple(_changes(table)))
 
 
 def _files(table: Table) -> dict[str, dict[str, Path]]:
@@ -201,11 +195,11 @@ def _alone(settings: Section, table: Table, page: Page) -> Section:
         lines = [line for number in column.numbers if number.entry.runs for line in commands(number)]
         if lines:
             details.append(Details(f"{column.cell.name}: commands", "\n".join(lines), f"cell-{column.cell.id}"))
-    named = {path: name for files in _files(table).values() for name, path in files.items()}
-    for path in dict.fromkeys((table.path, *named)):
+    files = [path for own in _files(table).values() for path in own.values()]
+    for path in dict.fromkeys((table.path, *files)):
         text = path.read_text(encoding="utf-8")
-        details.append(Details(f"{_shipped(path)}.toml", text, _anchor(path)))
-    return Section(settings.name, settings.title, settings.paragraphs, lists=settings.lists, details=tuple(details))
+        details.append(Details(f"{_shipped(path).removesuffix('.toml')}.toml", text, _anchor(path)))
+    return replace(settings, details=tuple(details))
 
 
 def commands(number: Number) -> list[str]:

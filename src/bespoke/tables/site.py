@@ -12,8 +12,7 @@ from typing import Any
 
 from bespoke.files import make_folder, write_atomic
 from bespoke.report.page import markdown
-from bespoke.report.page.parts import Bullets
-from bespoke.report.table import aligned, for_markdown
+from bespoke.report.table import aligned, for_markdown, markdown_table
 from bespoke.tables import reasons, spec, words
 from bespoke.tables.beside import Reader
 from bespoke.tables.page import Counts, Page, explained
@@ -90,7 +89,7 @@ class Site:
             "The papers' tables with ours beside them, written by `bespoke table --write docs/results` from `results/`",
             "and `experiments/` alone. [tables.md](../tables.md) says how they are made, and what a mark means.",
             "",
-            *markdown.grid(["paper", *_state(total), "training"], rows),
+            *markdown_table(["paper", *_state(total), "training"], rows),
             "",
             *_LEGEND,
         ]
@@ -108,7 +107,7 @@ class Site:
                 "",
                 "Of numbers that are not marked any more.",
                 "",
-                *markdown.bullet_lines(Bullets("", tuple((line,) for line in kept))),
+                *markdown.item_lines((line,) for line in kept),
             ]
         lines += ["", f"Training: {self._spent_told(self.papers[name])}. [All papers](README.md)"]
         return "\n".join(lines) + "\n"

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import UserError
+from bespoke.errors import short
 from bespoke.report import probes
+from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, choose, compare_groups
 from bespoke.report.groups import kind, people
-from bespoke.report.metrics import Scores, aggregate, tenth
+from bespoke.report.metrics import Scores, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
-from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table, short
+from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
-from bespoke.report.summary import totals, trouble
-from bespoke.report.table import Comparison, Row, human_bytes, interval, with_std
+from bespoke.report.summary import trouble
+from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
 NAMED = 20  # clients that a list names
@@ -71,14 +72,6 @@ class _Runs:
         return [(label, run) for label, runs in self.groups.items() for run in runs.values()]
 
     @cached_property
-    def _told(self) -> dict[int, dict[str, Any]]:
-        return {id(run): run.folder.federation() or {} for _, run in self.every}
-
-    @cached_property
-    def _rounds(self) -> dict[int, list[dict[str, Any]]]:
-        return {}
-
-    @cached_property
     def _several_seeds(self) -> bool:
         return len({run.seed for _, run in self.every}) > 1
 
@@ -87,19 +80,9 @@ class _Runs:
         """How the metric's values are written."""
         return self.comparison.unit
 
-    def told(self, run: RecordedRun) -> dict[str, Any]:
-        """Return what `federation.json` says, empty if there is none."""
-        return self._told[id(run)]
-
-    def rounds(self, run: RecordedRun) -> list[dict[str, Any]]:
-        """Return a run's lines of `rounds.jsonl`, read once."""
-        if id(run) not in self._rounds:
-            self._rounds[id(run)] = run.folder.rounds()
-        return self._rounds[id(run)]
-
     def name(self, run: RecordedRun, client: Any) -> str:
         """Return a client's name, with the seed where several make other clients of the same name."""
-        names = self.told(run).get("names", ())
+        names = run.federation.get("names", ())
         known = isinstance(client, int) and client < len(names)
         name = names[client] if known else str(client)
         name = f"client {name}" if name.isdigit() else name  # a number alone would read as a value
@@ -116,22 +99,24 @@ class _Runs:
 
 def _compared(own: _Runs) -> Section:
     """Return the comparison's table."""
-    shown, unit = own.comparison, own.unit
+    shown = own.comparison
     header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
     several = len(shown.rows) > 1
     header += [f"minus {short(shown.baseline, 40)} [95 %]"] if several else []
     best = shown.best() if several else {}
     rows = []
-    for i, row in enumerate(shown.rows):
+    for i, (row, texts) in enumerate(zip(shown.rows, shown.cells(short)[1], strict=True)):
+        label, mean, pooled, worst10, sent, seconds, difference, *_ = texts
+        minus = 0.0 if row.label == shown.baseline else row.difference.mean if row.difference else None
         cells = [
-            Cell(short(row.label)),
-            Cell(f"{with_std(unit, row.mean)} ({unit.text(row.std)})", row.mean.mean, (i, 1) in best),
-            Cell(with_std(unit, row.pooled), row.pooled.mean, (i, 2) in best),
-            Cell(with_std(unit, row.worst10), row.worst10.mean, (i, 3) in best),
+            Cell(label),
+            Cell(mean, row.mean.mean, (i, 1) in best),
+            Cell(pooled, row.pooled.mean, (i, 2) in best),
+            Cell(worst10, row.worst10.mean, (i, 3) in best),
             Cell("-" if row.cv.mean is None else f"{row.cv.mean:.3f}", row.cv.mean),
-            Cell(human_bytes(row.bytes_per_round), row.bytes_per_round),
-            Cell(f"{row.seconds:.1f}", row.seconds),
-            *([_difference(own, row)] if several else []),
+            Cell(sent, row.bytes_per_round),
+            Cell(seconds, row.seconds),
+            *([Cell(difference, minus)] if several else []),
         ]
         rows.append((*cells, Cell(str(len(row.seeds)), len(row.seeds))))
     caption = (
@@ -140,12 +125,6 @@ def _compared(own: _Runs) -> Section:
         f"whole run with its evaluations.{' Bold: the best value.' if several else ''}"
     )
     return Section("comparison", "Comparison", tables=(Table((*header, "seeds"), tuple(rows), caption),))
-
-
-def _difference(own: _Runs, row: Row) -> Cell:
-    if row.label == own.comparison.baseline:
-        return Cell("baseline", 0.0)
-    return Cell(interval(own.unit, row.difference), row.difference.mean if row.difference else None)
 
 
 def _sentence(text: str) -> str:
@@ -160,14 +139,12 @@ def _curves(own: _Runs) -> Section:
     unit, metric = own.unit, own.comparison.metric
     drawn: dict[str, list[Line]] = {"rounds": [], "bytes": [], "seconds": []}
     for place, (label, runs) in enumerate(own.groups.items()):
-        named = [(run.evaluations, view_of(run, own.view)) for run in runs.values()]
-        rounds = sorted(set.intersection(*(set(e.rounds(view)) for e, view in named)))
+        rounds, means = curve_of(runs.values(), own.view, metric, own.group)
         if not rounds:
             continue
-        means = [[aggregate(e.scores(v, metric, n, own.group)).mean for n in rounds] for e, v in named]
-        values = unit.scale * np.array(means, dtype=np.float64)  # [seeds, R], None becomes NaN
+        values = unit.scale * means  # [seeds, R]
         low, high = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
-        costs = [_spent(run, own.rounds(run)) for run in runs.values()]
+        costs = [_spent(run) for run in runs.values()]
         for name, lists in drawn.items():
             if name == "rounds":
                 lists.append(Line(label, place, place, np.array(rounds, dtype=np.float64), values.mean(0), low, high))
@@ -201,15 +178,15 @@ def _span(drawn: Sequence[Line]) -> float:
     return float(max(ends) - min(ends)) if ends else 0.0
 
 
-def _spent(run: RecordedRun, rounds: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
+def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
     """Return bytes and seconds of all rounds up to each one, by round."""
     found: dict[str, dict[int, float]] = {"bytes": {}, "seconds": {}}
     total = 0.0
-    for row in rounds:
+    for row in run.rounds:
         total += row["bytes_down"] + row["bytes_up"]
         found["bytes"][row["round"]] = total
     total = 0.0
-    for row in run.folder.timing():
+    for row in run.timing:
         total += row["train"] + row["aggregate"]
         found["seconds"][row["round"]] = total
     return found
@@ -230,15 +207,15 @@ class _Gains:
 
 def _clients(own: _Runs) -> Section:
     """Return who gains and who loses: by personalisation, and against the baseline."""
-    personal = [_joined(label, own, [_views(own, run, n) for n, run in _rounds(own, label)]) for label in own.groups]
-    paired = []
+    personal, paired = [], []
+    theirs = own.chosen[own.comparison.baseline]
     for row in own.comparison.rows:
+        runs, ours = own.groups[row.label], own.chosen[row.label]
+        views = [_views(own, runs[seed], number) for seed, (number, _) in ours.items()]
+        personal.append(_joined(row.label, own, views))
         if row.difference is not None:
-            seeds = own.groups[row.label].keys() & own.groups[own.comparison.baseline].keys()
-            runs = [own.groups[row.label][seed] for seed in sorted(seeds)]
-            both = [(own.chosen[own.comparison.baseline][s][1], own.chosen[row.label][s][1]) for s in sorted(seeds)]
-            pairs = [(run, *two) for run, two in zip(runs, both, strict=True)]
-            paired.append(_joined(row.label, own, pairs))
+            both = sorted(ours.keys() & theirs.keys())
+            paired.append(_joined(row.label, own, [(runs[seed], theirs[seed][1], ours[seed][1]) for seed in both]))
     base = short(own.comparison.baseline, 40)
     parts = [
         ("Gain by personalisation", f"from the shared model's value ({BEFORE}) to the personal model's", personal),
@@ -251,10 +228,6 @@ def _clients(own: _Runs) -> Section:
             charts.append(_gain_chart(own, title, words, rows))
             tables.append(_gain_table(own, title, rows))
     return Section("clients", "Each client: who gains, who loses", (), tuple(charts), tuple(tables), legend=True)
-
-
-def _rounds(own: _Runs, label: str) -> list[tuple[int, RecordedRun]]:
-    return [(number, own.groups[label][seed]) for seed, (number, _) in own.chosen[label].items()]
 
 
 _Pair = tuple[RecordedRun, Scores, Scores]  # before and after
@@ -371,12 +344,13 @@ def _partition(own: _Runs) -> Section:
     """Return the clients' rows and classes of each federation that differs from those before it."""
     seen: dict[str, tuple[str, RecordedRun]] = {}
     for label, run in own.every:
-        if told := own.told(run):
+        if told := run.federation:
             seen.setdefault(repr([told.get(key) for key in ("names", "train", "val", "test", "content")]), (label, run))
     charts: list[Chart] = []
     for label, run in list(seen.values())[:1]:
-        told = own.told(run)
-        new = f", {told.get('new_clients', 0)} of them new" if told.get("new_clients") else ""
+        told = run.federation
+        held_out = len(told["names"]) - told["clients"]
+        new = f", {held_out} of them new" if held_out > 0 else ""
         which = f"{len(told['names'])} clients{new}; seed {run.seed}"
         if len(seen) > 1:
             which += f", as in {short(label)}, the first of {len(seen)} federations of these runs"
@@ -436,8 +410,8 @@ def _logged_by(
     values: dict[_Kind, dict[int, list[float]]] = {}
     final: dict[_Kind, dict[str, tuple[int, float]]] = {}
     for run in own.groups[label].values():
-        conditions = dict(enumerate(own.told(run).get("conditions", ())))
-        for client, number, name, value, trained in _notes(run, own.rounds(run)):
+        conditions = dict(enumerate(run.federation.get("conditions", ())))
+        for client, number, name, value, trained in _notes(run):
             if name in COSTS or value is None:
                 continue
             key, who = (name, kind(conditions[client]) if client in conditions else ""), own.name(run, client)
@@ -448,9 +422,9 @@ def _logged_by(
     return values, final
 
 
-def _notes(run: RecordedRun, rounds: list[dict[str, Any]]) -> Iterator[tuple[int, int, str, float | None, bool]]:
+def _notes(run: RecordedRun) -> Iterator[tuple[int, int, str, float | None, bool]]:
     """Yield client, round, name and value of what was logged, and whether in training or in an evaluation."""
-    for row in rounds:
+    for row in run.rounds:
         for name, logged in row["logged"].items():
             for client, value in zip(row["cohort"], logged, strict=False):
                 yield client, row["round"], name, value, True
@@ -498,7 +472,7 @@ def _probed(own: _Runs) -> Section:
                     charts.append(scatter(f"Features by {words}: {short(label, 40)}", caption, marks, flat, hover))
         if len(probe.embeddings) > 1:
             flat, kept = _plane(probe.embeddings)
-            conditions = own.told(run).get("conditions") or []
+            conditions = run.federation.get("conditions") or []
             members = probe.members.tolist()
             names = [own.name(run, client) for client in members]
             marks = [kind(conditions[client]) if client < len(conditions) else "clients" for client in members]
@@ -536,37 +510,25 @@ def _setup(own: _Runs) -> Section:
     details = []
     for label, run in own.every:
         told = [f"{key} = {short(str(value), 200)}" for key, value in flatten(run.config).items()]
-        told += ["", *(f"{key}: {short(str(value), 200)}" for key, value in _environment(run).items())]
+        told += ["", *(f"{key}: {short(str(value), 200)}" for key, value in run.environment.items())]
         title = f"{short(label)}, seed {run.seed}: {short(str(run.folder.path))}"
         details.append(Details(title, "\n".join(told)))
     return Section("setup", "Settings and environment", tables=tuple(tables), details=tuple(details))
-
-
-def _environment(run: RecordedRun) -> dict[str, Any]:
-    """Return what `environment.json` says, empty without one."""
-    if not (run.folder.path / "environment.json").exists():
-        return {}
-    found = run.folder.read_json("environment.json")
-    if not isinstance(found, dict):
-        raise UserError(f"{run.folder.path / 'environment.json'} is damaged; restore it or run the experiment again")
-    return found
 
 
 def _warnings(own: _Runs) -> list[str]:
     """Return what a reader should know of single runs: refused and missing clients, notes, clients without rows."""
     found = []
     for label, run in own.every:
-        said: list[str] = []
-        cost = totals(run.folder)
-        said += filter(None, [trouble(cost)])
+        said = list(filter(None, [trouble(run.costs)]))
         for what in ("refused", "missing"):
             said += _left_out(own, run, what)
-        notes = _environment(run).get("notes", [])
-        said += [short(str(note), 400) for note in (*cost["notes"], *(notes if isinstance(notes, list) else ()))]
-        if without := [i for i, rows in enumerate(own.told(run).get("test", ())) if not rows]:
+        notes = run.environment.get("notes", [])
+        said += [short(str(note), 400) for note in (*run.costs["notes"], *(notes if isinstance(notes, list) else ()))]
+        if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
             names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
             more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-            said.append(f"{len(without)} clients without test rows: {names}{more}")
+            said.append(f"without test rows: {names}{more}")
         where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
         found += [f"{where}: {text}" for text in said]
     return found
@@ -576,12 +538,13 @@ def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
     """Return who was `refused` or `missing` how often, with the last reason."""
     times: Counter[str] = Counter()
     why: dict[str, str] = {}
-    for row in own.rounds(run):
+    for row in run.rounds:
         for client, reason in row.get(what, {}).items():
             times[client] += 1
             why[client] = reason
     said = []
     for client, count in times.most_common(NAMED):
         name = own.name(run, int(client) if re.fullmatch(r"[0-9]{1,18}", client) else client)
-        said.append(f"{short(name, 40)} was {what} {count} times: {short(why[client], 200)}")
+        often = "once" if count == 1 else f"{count} times"
+        said.append(f"{short(name, 40)} was {what} {often}: {short(why[client], 200)}")
     return said + ([f"{len(times) - NAMED} more clients were {what}"] if len(times) > NAMED else [])

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.report.charts import swarm
-from bespoke.report.page.parts import Chart, short
+from bespoke.errors import short
+from bespoke.report.charts import COLOURS, swarm
+from bespoke.report.page.parts import Chart
 
 MOST = 20_000  # points of a chart
 BANDS = 8  # bands of a chart
-HUES = 7  # colours of the theme; a line beyond them has another dash
+HUES = len(COLOURS)  # of the theme; a line beyond them has another dash
 DASHES = ("solid", "dash", "dot", "dashdot")
 BELOW = {"orientation": "h", "y": -0.16, "yanchor": "top"}  # a legend
 Floats = NDArray[np.float64]
@@ -76,8 +77,10 @@ def lines(
     points, bands = sum(len(line.x) for line in drawn), sum(line.low is not None for line in drawn)
     each = MOST // max(1, len(drawn)) if points > MOST else MOST
     data: list[dict[str, Any]] = []
+    kept = 0
     for line in drawn:
         keep = thinned(len(line.x), each)
+        kept += len(keep)
         xs, ys, name = numbers(line.x[keep]), numbers(line.y[keep]), plain(line.label)
         meta = {"colour": line.colour % HUES, "method": line.method}
         if line.low is not None and line.high is not None and bands <= BANDS:
@@ -95,19 +98,18 @@ def lines(
                 "marker": {"size": 5},
                 "name": name,
                 "showlegend": legend,
-                "meta": meta,
+                "meta": {**meta, "label": name},
                 "hovertemplate": f"%{{meta.label}}<br>{when}%{{x}}: <b>%{{y}}</b><extra></extra>",
             }
             | ({"customdata": rounds} if rounds else {})
         )
-        data[-1]["meta"] = {**meta, "label": name}
     layout = {"xaxis": x, "yaxis": y, "height": 340, "hovermode": "closest", "showlegend": legend}
     if legend:
-        layout |= {"legend": {"orientation": "h", "y": -0.25, "yanchor": "top"}, "height": 400}
+        layout |= {"legend": BELOW | {"y": -0.25}, "height": 400}
     if bands > BANDS:
         caption += f" The bands of {bands} lines would cover each other and are left out."
-    if points > MOST:
-        caption += f" Of {points:,} points {sum(len(thinned(len(o.x), each)) for o in drawn):,} are drawn."
+    if kept < points:
+        caption += f" Of {points:,} points {kept:,} are drawn."
     return Chart(title, caption, _told_lines(drawn, y["title"]["text"]), _figure(data, layout), wide)
 
 

@@ -21,10 +21,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, reason, short
 from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
+from bespoke.report import probes
 from bespoke.report.page.content import page_of
-from bespoke.report.page.parts import Live, Page, short
+from bespoke.report.page.parts import Live, Page
 from bespoke.report.page.render import html
 from bespoke.report.runs import find_runs
 
@@ -35,7 +36,7 @@ SILENT = 1.5  # seconds after which a page that did not ask is gone; it asks eve
 GRACE = 20.0  # seconds for the other process to end
 
 _SUMMARY = "summary.json"
-_FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, _SUMMARY, "environment.json")  # of a run; they change as it goes on
+_FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, _SUMMARY, "environment.json", probes.NAME)  # that change with a run
 _WAITING = Page(
     "Waiting for an evaluated round", "The tables and charts appear here once a round has been evaluated.", (), (), ()
 )
@@ -156,7 +157,7 @@ def _told(runs: Sequence[RunFolder], over: bool) -> str:
             more = f" and {len(going) - NAMED} more" if len(going) > NAMED else ""
             said += f" Going on: {', '.join(f'{each.name} ({each.words})' for each in going[:NAMED])}{more}."
     newest = max(_stamp(run.path / name)[1] for run in runs for name in _FILES)
-    said += f" Last record at {time.strftime('%H:%M:%S', time.localtime(newest / 1e9))}."
+    said += f" Last record at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(newest / 1e9))}."
     return said + (" This page stays as it is." if over else "")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bespoke.report.page.parts import Bullets, Cell, Code, Link, Section, Table, Words
-from bespoke.report.table import for_markdown
+from bespoke.report.page.parts import Cell, Code, Link, Section, Table, Words
+from bespoke.report.table import for_markdown, markdown_table
 
 
 def section_lines(section: Section, target: Callable[[Path], str], level: int = 2) -> list[str]:
@@ -16,8 +16,8 @@ def section_lines(section: Section, target: Callable[[Path], str], level: int = 
         lines += ["", words(paragraph, target)]
     for table in section.tables:
         lines += ["", *table_lines(table)]
-    for bullets in section.lists:
-        lines += ["", *bullet_lines(bullets, target)]
+    if section.items:
+        lines += ["", *item_lines(section.items, target)]
     return lines
 
 
@@ -32,26 +32,16 @@ def words(parts: Words, target: Callable[[Path], str] = str) -> str:
     return "".join(map(written, parts))
 
 
-def bullet_lines(bullets: Bullets, target: Callable[[Path], str] = str) -> list[str]:
-    """Return a list below its title, if it has one."""
-    title = [f"{for_markdown(bullets.title)}:", ""] if bullets.title else []
-    return [*title, *(f"- {words(item, target)}" for item in bullets.items)]
+def item_lines(items: Iterable[Words], target: Callable[[Path], str] = str) -> list[str]:
+    """Return the lines of a list."""
+    return [f"- {words(item, target)}" for item in items]
 
 
 def table_lines(table: Table) -> list[str]:
     """Return a table, the rows about whole columns last, and its caption."""
     rows = [[_cell(cell) for cell in row] for row in (*table.rows, *table.feet)]
     caption = [for_markdown(line) for line in table.caption.splitlines()]
-    return [
-        *(grid([for_markdown(name) for name in table.header], rows) if rows else []),
-        *([""] if rows else []),
-        *caption,
-    ]
-
-
-def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table whose columns, but for the first, are right-aligned; texts are Markdown already."""
-    return ["| " + " | ".join(row) + " |" for row in [header, ["---", *["---:"] * (len(header) - 1)], *rows]]
+    return [*markdown_table([for_markdown(name) for name in table.header], rows), "", *caption] if rows else caption
 
 
 def _cell(cell: Cell) -> str:

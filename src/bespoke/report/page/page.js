@@ -67,8 +67,8 @@ function draw(place, width) {
   );
 }
 
-function redraw(width) {
-  for (const place of drawn.keys()) draw(place, width);
+function redraw() {
+  for (const place of drawn.keys()) draw(place);
 }
 
 function show(wanted) {
@@ -108,7 +108,7 @@ function turn(head) {
 function sort(head) {
   const body = head.closest("table").tBodies[0], column = head.cellIndex;
   const way = head.getAttribute("aria-sort") === "descending" ? -1 : 1;
-  const missing = (row) => row.cells[column].textContent === "-";
+  const missing = (row) => ["", "-"].includes(row.cells[column].textContent);
   const rows = [...body.rows].sort((a, b) => missing(a) - missing(b) || way * order(a.cells[column], b.cells[column]));
   body.append(...rows);
 }

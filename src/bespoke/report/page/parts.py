@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bespoke.errors import visible
-
-LONGEST = 80  # characters of a name that are shown
-
 
 @dataclass(frozen=True)
 class Code:
@@ -34,16 +30,8 @@ Words = tuple[str | Code | Link, ...]  # a paragraph or an item of a list
 
 
 @dataclass(frozen=True)
-class Bullets:
-    """A list under its title."""
-
-    title: str
-    items: tuple[Words, ...]
-
-
-@dataclass(frozen=True)
 class Cell:
-    """A table's cell: what is shown, and what it is sorted by, where that is another value; None is sorted last."""
+    """A table's cell: what is shown, and what it is sorted by, where that is another value; "" and "-" come last."""
 
     text: str
     value: float | str | None = None
@@ -93,7 +81,7 @@ class Section:
     paragraphs: tuple[Words, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
-    lists: tuple[Bullets, ...] = ()
+    items: tuple[Words, ...] = ()  # of a list
     details: tuple[Details, ...] = ()
     legend: bool = False
 
@@ -115,9 +103,3 @@ class Live:
 
     text: str
     over: bool = False
-
-
-def short(text: str, longest: int = LONGEST) -> str:
-    """Return a name for the page: control characters become escapes, and of a long one the beginning is shown."""
-    text = visible(text)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"

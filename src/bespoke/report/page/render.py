@@ -15,9 +15,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bespoke.errors import UserError, reason
-from bespoke.files import write_atomic
-from bespoke.report.page.parts import Live, Page, short
+from bespoke.errors import UserError, reason, short
+from bespoke.files import check_out, write_atomic
+from bespoke.report.page.figures import HUES
+from bespoke.report.page.parts import Live, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 FLAGS = (  # of a browser that prints one page and asks nothing of a network
@@ -51,6 +52,7 @@ def html(page: Page, live: Live | None = None, bare: bool = False) -> str:
     return environment.from_string(_own("page.html")).render(
         page=page,
         live=live,
+        hues=HUES,
         style=Markup(_own("page.css")),
         plotly=Markup(plotly),
         script=Markup(script),
@@ -67,14 +69,11 @@ def write(page: Page, path: str | os.PathLike[str]) -> Path:
 
 def check_paths(out: Path, printed: Path | None = None) -> None:
     """Refuse paths that cannot become a page and its print, before anything is read."""
-    for path, suffixes in ((out, (".html", ".htm")), (printed, (".pdf",))):
-        if path is None:
-            continue
-        if path.suffix.lower() not in suffixes:
-            raise UserError(f"cannot write {path}: the name must end in {' or '.join(suffixes)}")
-        if not path.parent.is_dir():
-            raise UserError(f"cannot write {path}: there is no folder {path.parent}; create it first")
-    if printed is not None and browser() is None:
+    check_out(out, (".html", ".htm"))
+    if printed is None:
+        return
+    check_out(printed, (".pdf",))
+    if browser() is None:
         raise UserError("no browser was found to print with: install chromium, or print the page from your own browser")
 
 
@@ -122,7 +121,7 @@ _REGISTERED = re.compile(  # the end of the script: PLOTLY.register([bar(), box(
 
 def _own(name: str) -> str:
     """Return the text of a file beside this one."""
-    return (resources.files(__package__ or "bespoke.report.page") / name).read_text(encoding="utf-8")
+    return (resources.files("bespoke.report.page") / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:
