@@ -113,7 +113,25 @@ def _other(path):
     np.savez(path, **{**probes.asdict(made()), "clients": np.zeros(2, np.int64)})
 
 
-@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"PK"), _packed, _pickled, _other])
+def _vast(rows):
+    """Return what writes features that claim more rows than any memory holds."""
+
+    def spoil(path):
+        with zipfile.ZipFile(path, "w") as file:
+            for name, value in probes.asdict(made()).items():
+                with file.open(f"{name}.npy", "w") as entry:
+                    if name == "vectors":
+                        claimed = {"descr": "<f4", "fortran_order": False, "shape": (rows, 8)}
+                        np.lib.format.write_array_header_1_0(entry, claimed)
+                    else:
+                        np.save(entry, value)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.write_bytes(b"PK"), _packed, _pickled, _other, _vast(2**44), _vast(2**70)]
+)
 def test_a_file_that_is_no_probe_is_refused(tmp_path, spoil):
     spoil(tmp_path / probes.NAME)
     with pytest.raises(UserError, match=r"probe.npz is damaged: remove it, or write it again with bespoke run"):
