@@ -566,7 +566,7 @@ def _warnings(own: _Runs) -> list[str]:
         if without := [i for i, rows in enumerate(own.told(run).get("test", ())) if not rows]:
             names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
             more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-            said.append(f"{len(without)} clients without test rows: {names}{more}")
+            said.append(f"{len(without)} client{'s' * (len(without) > 1)} without test rows: {names}{more}")
         where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
         found += [f"{where}: {text}" for text in said]
     return found
