@@ -62,6 +62,8 @@ def test_undefined_values_are_none():
     assert (one.std, one.std0, one.cv) == (None, 0.0, 0.0)
     zero = aggregate(scores([0, 0], [4, 4]))
     assert (zero.pooled, zero.cv) == (0.0, None)
+    below = aggregate(scores([-4, -2], [4, 4]))  # as r2 may be
+    assert (below.pooled, below.std0, below.cv) == (-0.75, 0.25, None)
 
 
 def test_a_value_that_is_not_finite_is_not_passed_over():

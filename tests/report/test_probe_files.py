@@ -121,7 +121,24 @@ def _without_numbers(path):
     np.savez(path, **{**probes.asdict(made()), "vectors": np.zeros((30, 0), np.float32)})
 
 
+def _vast(rows):
+    """Return what writes features that claim more rows than any memory holds."""
+
+    def spoil(path):
+        with zipfile.ZipFile(path, "w") as file:
+            for name, value in probes.asdict(made()).items():
+                with file.open(f"{name}.npy", "w") as entry:
+                    if name == "vectors":
+                        claimed = {"descr": "<f4", "fortran_order": False, "shape": (rows, 8)}
+                        np.lib.format.write_array_header_1_0(entry, claimed)
+                    else:
+                        np.save(entry, value)
+
+    return spoil
+
+
 SPOILT = [lambda path: path.write_bytes(b"PK"), _packed, _pickled, _other, _nobody, _without_numbers]
+SPOILT += [_vast(2**44), _vast(2**70)]
 
 
 @pytest.mark.parametrize("spoil", SPOILT)

@@ -277,3 +277,16 @@ def test_values_of_very_different_size_have_a_logarithmic_axis(tmp_path, values,
     by_round, last = section(page_of(tmp_path / "a"), "logged").charts
     assert (last.figure["layout"]["xaxis"].get("type") == "log") is wide
     assert (by_round.figure["layout"]["yaxis"].get("type") == "log") is wide
+
+
+def test_the_longer_of_runs_and_settings_goes_down_the_page(tmp_path):
+    written(tmp_path / "a", "fedavg")
+    written(tmp_path / "b", "ditto", seed=1, rounds=5)
+    (few,) = section(page_of(tmp_path), "setup").tables
+    assert few.header == ("run", "a", "b")
+    assert ["training.rounds", "4", "5"] in texts(few)
+    for i in range(9):
+        written(tmp_path / f"more{i}", "fedavg", seed=i + 2)
+    (many,) = section(page_of(tmp_path), "setup").tables
+    assert many.header[0] == "run"
+    assert {"a", "b"} < {row[0] for row in texts(many)}

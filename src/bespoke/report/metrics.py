@@ -92,7 +92,7 @@ class Aggregates:
     std0: float | None  # of the clients' values, ddof 0
     worst10: float | None  # unweighted mean of the worst tenth of the clients' values
     top10_samples: float | None  # pooled over the tenth of the clients with the most rows
-    cv: float | None  # std0 / pooled
+    cv: float | None  # std0 / pooled; none of a pooled value below 0, by which less would not be more even
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, for JSON."""
@@ -125,7 +125,7 @@ def aggregate(scores: Scores, higher: bool = True) -> Aggregates:
         std0=std0,
         worst10=float(worst.mean() if higher else -worst.mean()) if clients and sound else None,
         top10_samples=own.take(largest).pooled() if clients else None,
-        cv=std0 / pooled if pooled and std0 is not None else None,
+        cv=std0 / pooled if pooled and pooled > 0 and std0 is not None else None,
     )
 
 

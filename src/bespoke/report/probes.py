@@ -21,6 +21,7 @@ NAME = "probe.npz"
 ROWS, EACH = 2000, 20  # rows in all, and of one client
 NUMBERS = 2**20  # of all rows' features, and of all embeddings
 BYTES = 2**24
+_VAST = (MemoryError, OverflowError)  # shapes for which there is no memory
 _KINDS = {
     "rows": "U",
     "round": "iu",
@@ -77,7 +78,7 @@ def read(folder: Path) -> Probe | None:
             found: dict[str, Any] = {name: stored[name] for name in _KINDS}
         if not _sound(found):
             raise ValueError("other arrays")
-    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, *_VAST):
         again = "bespoke run ... --resume --probe, or bespoke.analysis.probe in Python"
         raise UserError(f"{path} is damaged: remove it, or write it again with {again}") from None
     return Probe(**found | {"rows": str(found["rows"]), "round": int(found["round"])})

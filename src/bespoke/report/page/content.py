@@ -501,12 +501,19 @@ def _setup(own: _Runs) -> Section:
     marked = differing([run.config for _, run in own.every])
     tables = []
     if marked:
-        header = ("run", *(short(key, 40) for key in marked))
-        rows = [
-            (Cell(short(run.folder.path.name)), *(Cell(short(values[i], 40)) for values in marked.values()))
-            for i, (_, run) in enumerate(own.every)
-        ]
-        tables.append(Table(header, tuple(rows), "Settings in which the runs differ.", numbers=False))
+        runs = [short(run.folder.path.name) for _, run in own.every]
+        grid = [["run", *runs], *([short(text, 40) for text in (key, *values)] for key, values in marked.items())]
+        if len(runs) >= len(marked):  # the longer side goes down the page: a print has no room for it across
+            grid = [list(row) for row in zip(*grid, strict=True)]
+        header, *rows = [tuple(row) for row in grid]
+        tables.append(
+            Table(
+                header,
+                tuple(tuple(map(Cell, row)) for row in rows),
+                "Settings in which the runs differ.",
+                numbers=False,
+            )
+        )
     details = []
     for label, run in own.every:
         told = [f"{key} = {short(str(value), 200)}" for key, value in flatten(run.config).items()]
