@@ -12,8 +12,7 @@ demo: $(STAMP)
 federation-demo: $(FLOWER)
 	$(BIN)/bespoke federation demo
 
-# One thread each: torch's own threads would only fight over the cores. Three workers keep two cores busy, since some tests
-# wait for other processes.
+# Two workers with one thread each: torch's own threads would only fight over the cores.
 test test-slow fuzz: export OMP_NUM_THREADS = 1
 test test-slow fuzz: export MKL_NUM_THREADS = 1
 
@@ -22,7 +21,7 @@ test: $(FLOWER)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 2
 
 test-slow: $(FLOWER)
 	$(BIN)/pytest -n 2 -m slow
