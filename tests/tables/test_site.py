@@ -66,7 +66,7 @@ def test_the_example_of_a_table_in_the_documents_can_be_run(tmp_path):
     (folder / "tables" / "t1.toml").write_text(text)
     (folder / "digits.toml").write_text((ROOT / "experiments" / "demo.toml").read_text())
     table = spec.read(folder / "tables" / "t1.toml")
-    assert len(plan.jobs(plan.chosen(table), [0, 1])) == 4
+    assert len(plan.jobs(plan.chosen([table]), [0, 1])) == 4
     assert "Dir(0.3)" in Page(Reader(tmp_path).beside(table)).text()
 
 

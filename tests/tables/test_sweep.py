@@ -1,6 +1,5 @@
 """A sweep: one training for several cells, results that are whole or not there, and nothing run twice."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -62,10 +61,22 @@ def test_cells_that_differ_only_in_what_is_read_share_a_training(table):
 
 
 def test_methods_and_cells_are_chosen_by_name(table):
-    assert [entry.id for entry in plan.chosen(table, ["fedper"])] == ["a/fedper", "b/fedper"]
-    assert [entry.id for entry in plan.chosen(table, ["fedavg"], ["c"])] == ["c/fedavg"]
+    assert [entry.id for entry in plan.chosen([table], ["fedper"])] == ["a/fedper", "b/fedper"]
+    assert [entry.id for entry in plan.chosen([table], ["fedavg"], ["c"])] == ["c/fedavg"]
     with pytest.raises(UserError, match=r"has no method 'fedpr' \(did you mean 'fedper'\?\)"):
-        plan.chosen(table, ["fedpr"])
+        plan.chosen([table], ["fedpr"])
+
+
+def test_a_name_must_be_in_one_of_several_tables(table):
+    first = replace(table, name="other/t1", cells=table.cells[:1])
+    found = plan.chosen([first, table], ["fedavg"], ["a", "c"])
+    assert [(entry.table, entry.id) for entry in found] == [
+        ("other/t1", "a/fedavg"),
+        (table.name, "a/fedavg"),
+        (table.name, "c/fedavg"),
+    ]
+    with pytest.raises(UserError, match=rf"other/t1 and {table.name} have no cell 'z'; they have a, b, c"):
+        plan.chosen([first, table], [], ["z"])
 
 
 def test_a_wrong_setting_names_its_cell(tmp_path):
@@ -78,7 +89,7 @@ def test_a_wrong_setting_names_its_cell(tmp_path):
 
 
 def test_a_result_holds_what_the_run_recorded(table, place, tmp_path):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["b", "c"]), [3])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["b", "c"]), [3])
     assert carry_out(job, place) == worker.DONE
     run = api.run(job.experiment, tmp_path / "plain")
     b, c = (of_cell(table, place, id, 3) for id in ("b/fedavg", "c/fedavg"))
@@ -94,11 +105,11 @@ def test_a_result_holds_what_the_run_recorded(table, place, tmp_path):
 
 
 def test_a_result_of_other_settings_is_kept_as_a_try_and_run_again(table, place, tmp_path):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     carry_out(job, place)
     entry = table.entry("a/fedavg")
     other = spec.read(write(tmp_path, run=RUN.replace("lr = 0.3", "lr = 0.1")))
-    (again,) = plan.jobs(plan.chosen(other, ["fedavg"], ["a"]), [0])
+    (again,) = plan.jobs(plan.chosen([other], ["fedavg"], ["a"]), [0])
     assert plan.unfinished([again], place.root)
     carry_out(again, place)
     (tried,) = results.tries(place.root, entry)
@@ -108,7 +119,7 @@ def test_a_result_of_other_settings_is_kept_as_a_try_and_run_again(table, place,
 
 
 def test_a_result_of_older_settings_is_known_by_the_defaults_of_newer_ones(table, place):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     carry_out(job, place)
     path = of_cell(table, place, "a/fedavg").path
     content = json.loads(path.read_text())
@@ -121,7 +132,7 @@ def test_a_result_of_older_settings_is_known_by_the_defaults_of_newer_ones(table
 
 
 def test_a_changed_method_marks_its_results(table, place):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     carry_out(job, place)
     result = of_cell(table, place, "a/fedavg")
     assert result.same_source
@@ -131,18 +142,18 @@ def test_a_changed_method_marks_its_results(table, place):
 
 
 def test_another_tables_result_of_the_same_training_is_taken(table, place, tmp_path):
-    (job,) = plan.jobs(plan.chosen(table, ["fedper"], ["b"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedper"], ["b"]), [0])
     carry_out(job, place)
     path = write(tmp_path)
     other = spec.read(path.rename(path.with_name("t9.toml")))
-    state = sweep(plan.jobs(plan.chosen(other, ["fedper"], ["b"]), [0]), place)
+    state = sweep(plan.jobs(plan.chosen([other], ["fedper"], ["b"]), [0]), place)
     assert (state.adopted, state.done, state.total) == (1, 1, 1)
     assert of_cell(other, place, "b/fedper").content["adopted_from"] == "paper/t1:b/fedper"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"status": "done"}'])
 def test_a_damaged_result_is_told_and_made_again(table, place, text):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     carry_out(job, place)
     path = of_cell(table, place, "a/fedavg").path
     path.write_text(text)
@@ -159,7 +170,7 @@ def test_a_result_that_an_entry_cannot_read_is_not_taken(table, place, tmp_path)
 
 
 def test_a_stopped_training_is_resumed(table, place):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     asked = iter([False, True])
     assert carry_out(job, place, lambda: next(asked, True)) == worker.STOPPED
     assert not list(place.root.rglob("*.json"))
@@ -173,7 +184,7 @@ def test_a_stopped_training_is_resumed(table, place):
 
 
 def test_a_damaged_folder_is_begun_again(table, place):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     carry_out(job, place, lambda: True)
     (place.work / job.key / "run" / "config.toml").write_text("no TOML")
     assert carry_out(job, place) == worker.DONE
@@ -182,7 +193,7 @@ def test_a_damaged_folder_is_begun_again(table, place):
 @pytest.mark.parametrize("where", ["work", "results/.running"])
 def test_a_training_that_another_process_is_at_is_left_alone(table, place, where, tmp_path):
     """It may be of a sweep that works in another folder, for the same results."""
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     claim = tmp_path / where / job.key
     claim.mkdir(parents=True)
     lock = FolderLock(claim)
@@ -199,7 +210,7 @@ def test_a_result_of_a_training_elsewhere_is_taken_once_it_is_there(table, place
     path = write(tmp_path)
     other = spec.read(path.rename(path.with_name("t9.toml")))
 
-    (job,) = plan.jobs(plan.chosen(other, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([other], ["fedavg"], ["a"]), [0])
     claim = place.root / worker.RUNNING / job.key
     claim.mkdir(parents=True)
     lock = FolderLock(claim)
@@ -216,7 +227,7 @@ def test_a_result_of_a_training_elsewhere_is_taken_once_it_is_there(table, place
 def test_cells_whose_time_is_read_run_alone_and_say_so(tmp_path, place):
     changed = TABLE.replace('id = "a"', 'id = "a"\nalone = true')
     table = spec.read(write(tmp_path, changed))
-    jobs = plan.jobs(plan.chosen(table, ["fedavg"]), [0])
+    jobs = plan.jobs(plan.chosen([table], ["fedavg"]), [0])
     waiting = _longest_first(jobs, plan.Clock())
     assert [job.alone for job in waiting] == [False, True]
     seen = []
@@ -271,7 +282,7 @@ def test_a_round_is_timed_from_when_training_began(monkeypatch):
 def test_a_budget_leaves_time_for_a_round_to_end(table, place, monkeypatch):
     """Ten minutes are no time for rounds of a quarter of an hour: training is told to stop at once, and is saved."""
     monkeypatch.setattr(_Worker, "round_seconds", 900.0)
-    state = sweep(plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0]), place, budget=600.0)
+    state = sweep(plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0]), place, budget=600.0)
     assert state.out_of_time and (state.left, state.cut) == (1, 0)
     assert list(place.work.glob("*/run/checkpoints/*.json"))
 
@@ -279,7 +290,7 @@ def test_a_budget_leaves_time_for_a_round_to_end(table, place, monkeypatch):
 def test_a_cell_that_cannot_be_written_fails_alone(table, place):
     (place.root / "paper" / "t1" / "a").mkdir(parents=True)
     (place.root / "paper" / "t1" / "a" / "fedavg").touch()
-    state = sweep(plan.jobs(plan.chosen(table, ["fedavg"]), [0]), place)
+    state = sweep(plan.jobs(plan.chosen([table], ["fedavg"]), [0]), place)
     assert state.done == 2 and [job.entries[0].id for job, _ in state.failed] == ["a/fedavg"]
 
 
@@ -305,7 +316,7 @@ def test_a_killed_sweep_loses_no_finished_cell_and_counts_no_half_done_one(tmp_p
     found = list(tmp_path.glob("results/*/*/*/*/*.json"))
     before = {path: path.read_bytes() for path in found}
     assert found and all(results.read(path).content["round"] == 60 for path in found)
-    left = plan.unfinished(plan.jobs(plan.chosen(table, ["fedavg"]), [0]), tmp_path / "results")
+    left = plan.unfinished(plan.jobs(plan.chosen([table], ["fedavg"]), [0]), tmp_path / "results")
     assert left
     again = command(tmp_path)
     told = json.loads(again.communicate(timeout=120)[0])
@@ -332,7 +343,7 @@ def test_two_sweeps_side_by_side_run_no_cell_twice(tmp_path):
 def test_the_dead_are_reported_and_replaced(table, place, monkeypatch):
     """A worker that is gone without a word, as after a lack of memory, costs its own cell alone."""
     state, clock = State(), plan.Clock()
-    job = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])[0]
+    job = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])[0]
 
     class Dead:
         exitcode = -9
@@ -381,7 +392,7 @@ def test_a_failed_worker_gets_no_other_job(table, place):
         def close(self):
             pass
 
-    job = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])[0]
+    job = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])[0]
     for what, lives in ((worker.FAILED, False), (worker.UNREAD, True)):
         state, process = State(running={job.key: (job, 0.0)}), Slow()
         assert _heard(_Worker(process, Pipe(what), job), state, plan.Clock(), place.root) == lives
@@ -389,7 +400,7 @@ def test_a_failed_worker_gets_no_other_job(table, place):
 
 
 def test_a_failure_never_takes_the_place_of_a_result(table, place):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     carry_out(job, place)
     entry, before = table.entry("a/fedavg"), of_cell(table, place, "a/fedavg").content
     results.write(place.root, entry, reading.failure(job, entry, "no memory") | {"view": before["view"]})
@@ -409,7 +420,7 @@ def test_a_training_whose_reading_failed_is_kept(tmp_path, place):
 
 
 def test_a_training_that_fails_in_a_round_is_not_begun_again(table, place):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     rounds = []
 
     def told(done, _):
@@ -424,7 +435,7 @@ def test_a_training_that_fails_in_a_round_is_not_begun_again(table, place):
 
 
 def test_a_folder_that_cannot_be_locked_is_told(table, place):
-    (job,) = plan.jobs(plan.chosen(table, ["fedavg"], ["a"]), [0])
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
     (place.work / job.key / ".bespoke.lock").mkdir(parents=True)
     with pytest.raises(UserError, match="is not the lock of a run"):
         carry_out(job, place)

@@ -61,7 +61,7 @@ def sweep(
     pick_backend(backend, where)
     pick_precision(precision, where, torch.get_default_dtype())
     read = [spec.find(name) for name in dict.fromkeys(table)]
-    entries = [entry for each in read for entry in plan.chosen(each, methods or (), cells or ())]
+    entries = plan.chosen(read, methods or (), cells or ())
     counted = 0 if methods or tiny or dry else counting.count(read, results, cells or ())
     if counted and not entries:
         print(json.dumps({"counted": counted}) if as_json else f"{counted} numbers counted; nothing of this is trained")

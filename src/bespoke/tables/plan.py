@@ -57,15 +57,23 @@ def experiment_of(entry: Entry, seed: int) -> tuple[Experiment, str]:
         raise UserError(f"{entry.table}: cell {entry.id}: {error}") from None
 
 
-def chosen(table: Table, methods: Collection[str] = (), cells: Collection[str] = ()) -> list[Entry]:
-    """Return the entries that are run, of some rows (by id or by the method's name) and of some cells."""
-    known = list(dict.fromkeys(name for row in table.rows for name in (row.id, row.algorithm or row.id)))
-    for what, given, there in (("method", methods, known), ("cell", cells, [cell.id for cell in table.cells])):
+def chosen(tables: Sequence[Table], methods: Collection[str] = (), cells: Collection[str] = ()) -> list[Entry]:
+    """Return the entries that are run, of some rows (by id or by the method's name) and of some cells.
+
+    Each name must be one of at least one table.
+    """
+    rows = [name for table in tables for row in table.rows for name in (row.id, row.algorithm or row.id)]
+    columns = [cell.id for table in tables for cell in table.cells]
+    named = " and ".join(table.name for table in tables)
+    for what, given, known in (("method", methods, rows), ("cell", cells, columns)):
+        there = list(dict.fromkeys(known))
         for name in given:
             if name not in there:
-                raise UserError(f"{table.name} has no {what} {name!r}{closest(name, there)}; it has {', '.join(there)}")
+                verb, they = ("has", "it has") if len(tables) == 1 else ("have", "they have")
+                raise UserError(f"{named} {verb} no {what} {name!r}{closest(name, there)}; {they} {', '.join(there)}")
     return [
         entry
+        for table in tables
         for entry in table.entries
         if entry.runs
         and (not methods or {entry.row.id, entry.algorithm} & {*methods})
