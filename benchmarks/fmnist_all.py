@@ -86,8 +86,8 @@ INTRODUCTION = """\
 One setting for every method, that of [experiments/checks/fmnist.toml](../experiments/checks/fmnist.toml): train and
 test rows pooled, a quarter kept, 20 clients by Dir(0.1), split 80/20, pFedVMP's CNN, SGD at a learning rate of 0.01
 with momentum 0.5, batches of 50, two epochs, every client in every round. **No method was tuned:** each has its
-defaults, but for what is made equal below. Another rate, or another strength of a method's own terms, may change its place;
-three seeds of one data set rank no methods.
+defaults, but for what is made equal below. Another rate, or another strength of a method's own terms, may change its
+place; three seeds of one data set rank no methods.
 
 Accuracy is the mean over the 20 clients, in percent. Shown are its mean and standard deviation (ddof 1) over seeds 0 to
 2, after 30 and after 300 rounds of one training, and how far the mean is above that of FedAvg's global model (in
