@@ -204,8 +204,10 @@ def _machine(there: Mapping[str, Mapping[int, Result]]) -> str:
 
 
 def _notes(content: Mapping[str, Any]) -> list[str]:
+    """Return what a reader should know of a run; where it was interrupted changes no number."""
     refused = content["totals"].get("refused")
-    return [*content["notes"], *([f"{refused} uploads were refused with seed {content['seed']}"] if refused else [])]
+    told = [note for note in content["notes"] if "checkpoint" not in note]
+    return [*told, *([f"{refused} uploads were refused with seed {content['seed']}"] if refused else [])]
 
 
 def main() -> int:

@@ -187,5 +187,14 @@ def test_the_page_tells_both_numbers_and_marks_what_is_not_above_fedavg(tmp_path
     assert f"Of {3 * len(ENTRIES)} numbers {3 * len(ENTRIES) - 9} are missing." in text
 
 
+def test_notes_and_refused_uploads_are_told_but_no_interruption(tmp_path):
+    curve = {"round": list(comparison.ROUNDS), "mean": [0.5, 0.6]}
+    notes = ["momentum is ignored", "runs/a holds no intact checkpoint: started again from round 1"]
+    told = {"curve": curve, "notes": notes, "totals": {"refused": 7}}
+    paper_tables.put(tmp_path, TABLE, "cnn/local", 2, 60.0, **told)
+    lines = [line for line in comparison.page(tmp_path).splitlines() if line.startswith("- ")]
+    assert lines == ["- Local: momentum is ignored", "- Local: 7 uploads were refused with seed 2"]
+
+
 def test_the_committed_page_is_what_the_results_give():
     assert comparison.page(ROOT / "results") == (ROOT / "results" / "fmnist_all.md").read_text(encoding="utf-8")
