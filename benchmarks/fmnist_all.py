@@ -1,234 +1,224 @@
-"""Every method on Fashion-MNIST, in the one fixed setting of ``experiments/checks/fmnist.toml``, for 30 rounds.
+"""The page ``results/fmnist_all.md``: every method on Fashion-MNIST, after 30 and after 300 rounds, with what it did.
 
-``python benchmarks/fmnist_all.py --jobs 6`` runs each method with seeds 0 to 2, six processes at a time, and prints one
-line per finished run: the mean accuracy of the clients in the last round. Finished runs are lines of
-``results/fmnist_all.jsonl`` and are not repeated, so the same command continues after an interruption. At the end
-``results/fmnist_all.md`` is written, with Local and FedAvg beside every method. The data must be stored first:
-``bespoke data fetch fashion_mnist``, or ``bespoke data import fashion_mnist FILES`` without internet.
-
-No method is tuned: all use their defaults, except that QLSD, whose chain steps on the server, uses the setting's
-learning rate as its step. FedBN and FedPCE, which need normalisation layers, use the CNN with GroupNorm, compared
-with a FedAvg of that CNN; MOON is evaluated where it is personal, before averaging.
+The trainings are those of the table file ``experiments/checks/comparisons/fmnist_all.toml``. ``bespoke sweep`` of that
+file runs them; ``python benchmarks/fmnist_all.py`` writes the page from their results and from the counts of work
+below, which a test counts again.
 """
 
 import argparse
-import json
-import os
-import subprocess
+import statistics
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bespoke.files import write_atomic
+from bespoke.report.table import markdown_table
+from bespoke.tables import results, spec
+from bespoke.tables.results import Result
+from bespoke.tables.spec import Entry
+
 ROOT = Path(__file__).parents[1]
-ROUNDS = 30
+TABLE = ROOT / "experiments" / "checks" / "comparisons" / "fmnist_all.toml"
+SEEDS = 3
+ROUNDS = (30, 300)
+PASS = 14.4  # minibatches in a pass over a client's rows: the mean over the 20 clients of seeds 0 to 2
+ONE_MODEL = "one model for all"  # in the label of a method that is not expected to beat FedAvg
 
 
 @dataclass(frozen=True)
-class Case:
-    """A line of the table: how to run a method, and which FedAvg it has to beat."""
+class Work:
+    """What a client does in a round and before prediction, in passes over its rows."""
 
-    algorithm: str
-    label: str
-    overrides: tuple[str, ...] = ()
-    beside: str = "fedavg"
-    counts: bool = True  # a personalised method, which is expected to beat one model for all
+    passes: float = 2.0  # of minibatches on which gradients are taken
+    per_step: int = 1  # minibatches for each step
+    besides: tuple[tuple[str, float], ...] = ()  # other steps on these or further minibatches: whose, and how many
+    before: float = 0.0  # steps before prediction
+    told: str = ""  # what else there is to know of its steps
+    fixed: int = 0  # steps a round, where they do not depend on the rows
+
+    @property
+    def steps(self) -> float:
+        """Gradient steps of the model in a round."""
+        return self.fixed or self.passes * PASS / self.per_step
+
+    @property
+    def batches(self) -> float:
+        """Minibatches read in a round."""
+        return self.fixed or PASS * (self.passes + sum(n for whose, n in self.besides if whose not in SAME_BATCHES))
+
+    def words(self) -> str:
+        """Return the steps that are not those of the model in a round."""
+        parts = [f"{whose} {PASS * n:.0f}" for whose, n in self.besides]
+        parts += [f"before prediction {PASS * self.before:.0f}"] if self.before else []
+        return "; ".join([*parts, *([self.told] if self.told else [])])
 
 
-GROUP = ("model.norm=group",)
-NOT_COUNTED = {"counts": False}
-CASES: dict[str, Case] = {
-    "local": Case("local", "Local"),
-    "fedavg": Case("fedavg", "FedAvg, one model for all", **NOT_COUNTED),
-    "fedprox": Case("fedprox", "FedProx, one model for all", **NOT_COUNTED),
-    "fedpa": Case("fedpa", "FedPA, one model for all", **NOT_COUNTED),
-    "fedep": Case("fedep", "FedEP, one model for all", **NOT_COUNTED),
-    "qlsd": Case("qlsd", "QLSD, one model for all", **NOT_COUNTED),
-    "fedavgm": Case("fedavgm", "FedAvgM, one model for all", **NOT_COUNTED),
-    "fedadam": Case("fedadam", "FedAdam, one model for all", **NOT_COUNTED),
-    "fedyogi": Case("fedyogi", "FedYogi, one model for all", **NOT_COUNTED),
-    "scaffold": Case("scaffold", "SCAFFOLD, one model for all", **NOT_COUNTED),
-    "feddyn": Case("feddyn", "FedDyn, one model for all", **NOT_COUNTED),
-    "fedavg_ft": Case("fedavg_ft", "FedAvg-FT"),
-    "fedpa_ft": Case("fedpa_ft", "FedPA-FT"),
-    "fedep_ft": Case("fedep_ft", "FedEP-FT"),
-    "qlsd_ft": Case("qlsd_ft", "QLSD-FT"),
-    "per_fedavg": Case("per_fedavg", "Per-FedAvg"),
-    "fedbabu": Case("fedbabu", "FedBABU"),
-    "moon": Case("moon", "MOON, before averaging", ("evaluation.when=local",)),
-    "fedper": Case("fedper", "FedPer"),
-    "fedrep": Case("fedrep", "FedRep"),
-    "lg_fedavg": Case("lg_fedavg", "LG-FedAvg"),
-    "fedrod": Case("fedrod", "FedRoD"),
-    "fedpac": Case("fedpac", "FedPAC"),
-    "fedcp": Case("fedcp", "FedCP"),
-    "gpfl": Case("gpfl", "GPFL"),
-    "fedproto": Case("fedproto", "FedProto"),
-    "fedala": Case("fedala", "FedALA"),
-    "ditto": Case("ditto", "Ditto"),
-    "apfl": Case("apfl", "APFL"),
-    "pfedme": Case("pfedme", "pFedMe"),
-    "pfedbred": Case("pfedbred", "pFedBreD"),
-    "pfedgp": Case("pfedgp", "pFedGP"),
-    "pfedfda": Case("pfedfda", "pFedFDA"),
-    "fedlda": Case("fedlda", "FedLDA"),
-    "pfedvmp": Case("pfedvmp", "pFedVMP"),
-    "self_fl": Case("self_fl", "Self-FL"),
-    "fedavg_group": Case("fedavg", "FedAvg, one model for all", GROUP, "fedavg_group", counts=False),
-    "fedbn": Case("fedbn", "FedBN", GROUP, "fedavg_group"),
-    "fedpce": Case("fedpce", "FedPCE", GROUP, "fedavg_group"),
+SAME_BATCHES = ("inner model", "meta steps")  # whose steps are on the minibatches of the model's own
+USUAL = Work()
+TUNED = Work(before=5.0)
+WORK: dict[str, Work] = {
+    "qlsd": Work(fixed=29, told="one step in each of 29 rounds"),
+    "qlsd_ft": Work(fixed=29, before=5.0, told="one step in each of 29 rounds"),
+    "fedavg_ft": TUNED,
+    "fedpa_ft": TUNED,
+    "fedep_ft": TUNED,
+    "fedbabu": Work(before=5.0, told="the head is fixed in training"),
+    "per_fedavg": Work(4.0, 2, told="each after a trial step; one before prediction, on all rows"),
+    "fedrep": Work(besides=(("head", 10.0),), told="body and head apart"),
+    "fedpac": Work(besides=(("head", 2.0),), told="body and head apart"),
+    "fedala": Work(besides=(("mixing weights", 0.8),), before=0.8, told="of these ten times as many at first"),
+    "ditto": Work(besides=(("own model", 2.0),)),
+    "apfl": Work(told="each moves both models"),
+    "pfedme": Work(besides=(("inner model", 10.0),)),
+    "pfedbred": Work(4.0, 2, besides=(("inner model", 10.0), ("meta steps", 2.0))),
+    "pfedgp": Work(told="no head is trained"),
+    "pfedfda": Work(told="the head is computed"),
+    "fedlda": Work(told="the head is computed"),
+    "self_fl": Work(fixed=29, told="in the first two rounds; then 1 to 40, by its rule"),
 }
 
 INTRODUCTION = """\
 # Every method on Fashion-MNIST
+<!-- Written by `python benchmarks/fmnist_all.py`; do not edit. -->
 
-One fixed setting for every method, that of [experiments/checks/fmnist.toml](../experiments/checks/fmnist.toml), with
-{rounds} rounds: train and test rows pooled, a quarter kept, 20 clients by Dir(0.1), 80/20, the CNN of pFedVMP, SGD at
-0.01 with momentum 0.5, batches of 50, two epochs, everyone in every round. No method was tuned: each has its defaults,
-and QLSD this learning rate as the step of its chain.
+One setting for every method, that of [experiments/checks/fmnist.toml](../experiments/checks/fmnist.toml): train and
+test rows pooled, a quarter kept, 20 clients by Dir(0.1), split 80/20, pFedVMP's CNN, SGD at a learning rate of 0.01
+with momentum 0.5, batches of 50, two epochs, every client in every round. **No method was tuned:** each has its
+defaults, but for what is made equal below. Another rate, or another strength of a method's own terms, may change its
+place; three seeds of one data set rank no methods.
 
-Mean accuracy of the 20 clients in the last round, in percent, on {machine}; and how far the mean over seeds is above
-that of FedAvg's one model for all (in brackets: in how many of the seeds it is).
+Accuracy is the mean over the 20 clients, in percent. Shown are its mean and standard deviation (ddof 1) over seeds 0 to
+2, after 30 and after 300 rounds of one training, and how far the mean is above that of FedAvg's global model (in
+brackets: for how many of the seeds it is). Nothing in this setting depends on the number of rounds, so what stands
+under 30 is what a training of 30 rounds gives; a test compares the two for every method. {machine}
 
-Arithmetic was in {precision}. Budgets are not equal: what a method reaches in {rounds} rounds is compared, not what
-equal work gives or where training ends, and nothing here ranks methods. QLSD takes one gradient step per round where
-others take dozens; on digits it had 27 % after 30 rounds and 91 % after 400. pFedMe, Per-FedAvg and pFedBreD take plain
-steps as published, without the momentum of 0.5, which halves their effective step, and the last two use two batches for
-each, so they take half as many. The ties of FedCP and GPFL slow the start: after 120 rounds both were ahead of FedPer.
-FedPAC's mixed heads cost 2.5 points on digits. MOON's row is of local models before averaging, and FedAvg's own models
-before averaging are as good.
+## What is equal, and what is not
+
+**Equal: the number of the model's gradient steps, and how far they go.** A client has 700 train rows on average, which
+are {a_pass:.1f} batches, so in FedAvg it takes {usual:.1f} steps a round (4 to 72, by its rows). No part of a model
+that is trained in rounds takes fewer: FedRep's body and FedPAC's head have two epochs instead of one; Per-FedAvg and
+pFedBreD, which use two batches for a step, have four epochs instead of two; QLSD, whose round is a single step, has
+29 times as many rounds, 870 and 8700; Self-FL starts with 29 steps instead of 20. Methods whose published steps are
+plain (pFedMe, Per-FedAvg, pFedBreD, QLSD's chain) have the rate 0.02, which is lr / (1 - momentum): so far does a
+gradient move a model in the long run at 0.01 with momentum 0.5. Rates of a method's own, such as pFedMe's inner one,
+FedPAC's for the head and those of servers, are its defaults.
+
+**Not equal: all else.** Steps that a method takes beyond these are part of it, and stand in the fourth column: those of
+second models, of heads trained apart, inner and meta steps, fine-tuning before prediction. Nor are batches equal, of
+which Per-FedAvg, pFedBreD and methods with a second pass read more; nor messages, of which QLSD sends 29 times as many;
+nor time (the README's table has both). From its third round on, Self-FL's own rule sets a client's steps, 1 to 40
+whatever its rows. MOON makes one model for all; it is tested before averaging, where it is personal, and so is FedAvg
+in the row above it.
+
+The columns: gradient steps of the model that a client takes in a round, and minibatches on which it takes gradients,
+both means over clients; its other steps, in a round unless it says otherwise; accuracies.
 """
 ENDING = """
-Why FedPCE is level with FedAvg here, and why pFedVMP is below Local: [the check](fmnist_check.md).
+[The check](fmnist_check.md) explains why FedPCE is level with FedAvg and pFedVMP below Local after so few rounds.
+
+The trainings are in [one file](../experiments/checks/comparisons/fmnist_all.toml), their results in
+`results/checks/fmnist_all/`. The first two commands run what is missing, the last writes this page:
 
 ```bash
 bespoke data fetch fashion_mnist
+bespoke sweep experiments/checks/comparisons/fmnist_all.toml --seeds 0 1 2
 python benchmarks/fmnist_all.py
 ```
 """
 
 
-def child(name: str, seeds: list[int], rounds: int, device: str, extra: list[str], records: Path) -> None:
-    """Run one method with some seeds; write one line per seed to the records and the screen."""
-    import torch
-
-    from bespoke.runs import api
-    from bespoke.runs.experiment import load
-
-    case = CASES[name]
-    for seed in seeds:
-        begin = time.perf_counter()
-        overrides = [f"training.rounds={rounds}", *case.overrides, *extra]
-        experiment, _ = load(ROOT / "experiments" / "checks" / "fmnist.toml", case.algorithm, overrides, seed)
-        run = api.run(experiment, device=device)
-        last = run.summary["views"][run.summary["headline"]]["last"]["all"]
-        row = {
-            "case": name,
-            "seed": seed,
-            "rounds": rounds,
-            "set": extra,
-            "mean": last["mean"],
-            "pooled": last["pooled"],
-            "clients": last["clients"],
-            "refused": run.summary["refused"],
-            "seconds": round(time.perf_counter() - begin, 1),
-            "machine": torch.cuda.get_device_name() if run.federation.task.device.type == "cuda" else "a CPU",
-            "precision": run.federation.task.precision,
-            "notes": [*run.notes, *run.summary["notes"]],
-        }
-        with records.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        notes = "; ".join(row["notes"])
-        print(f"{name} seed {seed}: {100 * row['mean']:.2f} % ({row['seconds']:.0f} s) {notes}", flush=True)
+def accuracy(result: Result, number: int) -> float:
+    """Return the mean accuracy of the clients after a round of FedAvg, or after as many steps of the row's method."""
+    rounds, curve = result.content["settings"]["training"]["rounds"], result.content["curve"]
+    return 100.0 * curve["mean"][curve["round"].index(number * rounds // ROUNDS[-1])]
 
 
-def finished(records: Path, rounds: int, extra: list[str]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the finished runs of this setting, by case and seed."""
-    rows = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
-    return {(r["case"], r["seed"]): r for r in rows if r["rounds"] == rounds and r["set"] == extra}
+def found(root: Path, entry: Entry) -> dict[int, Result]:
+    """Return an entry's results by seed that came to their end with the settings that the table has now."""
+    there, _ = results.current(root, entry)
+    return {seed: result for seed, result in there.items() if result.done and seed < SEEDS}
 
 
-def table(names: list[str], seeds: list[int], done: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """Return the table of some cases as Markdown; a counted method that is not above its FedAvg is in bold."""
-    lines = [
-        "| method | " + " | ".join(f"seed {s}" for s in seeds) + " | mean | above FedAvg |",
-        "|---" * (len(seeds) + 3) + "|",
-    ]
-    for name in names:
-        case = CASES[name]
-        found = {s: 100 * done[name, s]["mean"] for s in seeds if (name, s) in done}
-        base = {s: 100 * done[case.beside, s]["mean"] for s in seeds if (case.beside, s) in done}
-        both = sorted(found.keys() & base.keys())
-        cells = [f"{found[s]:.2f}" if s in found else "" for s in seeds]
-        cells.append(f"{sum(found.values()) / len(found):.2f}" if found else "")
-        gap, label = "", case.label
-        if both and name != case.beside:
-            points = sum(found[s] - base[s] for s in both) / len(both)
-            gap = f"{points:+.2f} ({sum(found[s] > base[s] for s in both)} of {len(both)})"
-            if case.counts and points <= 0:
-                label, gap = f"**{label}**", f"**{gap}**"
-        lines.append(f"| {label} | {' | '.join(cells)} | {gap} |")
-    return "\n".join(lines) + "\n"
+def cells(own: Mapping[int, Result], base: Mapping[int, Result], number: int) -> tuple[str, str, float | None]:
+    """Return the accuracy after a round and how far it is above another's, as printed, and that as a number."""
+    values = {seed: accuracy(result, number) for seed, result in own.items()}
+    others = {seed: accuracy(result, number) for seed, result in base.items()}
+    spread = f" ± {statistics.stdev(values.values()):.2f}" if len(values) > 1 else ""
+    shown = f"{statistics.fmean(values.values()):.2f}{spread}" if values else ""
+    both = sorted(values.keys() & others.keys())
+    if not both or own == base:
+        return shown, "", None
+    points = statistics.fmean(values[seed] - others[seed] for seed in both)
+    return shown, f"{points:+.2f} ({sum(values[s] > others[s] for s in both)} of {len(both)})", points
 
 
-def page(seeds: list[int], rounds: int, done: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """Return the whole page."""
-    machines = dict.fromkeys(r["machine"] for r in done.values())
-    plain = [n for n, case in CASES.items() if case.beside == "fedavg"]
-    group = [n for n, case in CASES.items() if case.beside != "fedavg"]
-    precisions = " and ".join(dict.fromkeys(r["precision"] for r in done.values() if "precision" in r))
-    text = INTRODUCTION.format(
-        rounds=rounds, machine=" and ".join(machines) or "nothing yet", precision=precisions or "fp32"
+def line(entry: Entry, own: Mapping[int, Result], base: Mapping[int, Result]) -> list[str]:
+    """Return a row of the table; a personal method that is not above FedAvg is in bold."""
+    work = WORK.get(entry.row.id, USUAL)
+    label, parts, behind = entry.row.name, list[str](), False
+    for number in ROUNDS:
+        shown, gap, points = cells(own, base, number)
+        low = points is not None and points <= 0 and ONE_MODEL not in label
+        parts += [shown, f"**{gap}**" if low else gap]
+        behind = behind or low
+    numbers = [f"{work.steps:.0f}", f"{work.batches:.0f}", work.words()]
+    return [f"**{label}**" if behind else label, *numbers, *parts]
+
+
+def page(root: Path) -> str:
+    """Return the whole page from the results under a folder."""
+    table = spec.read(TABLE)
+    there = {entry.id: found(root, entry) for entry in table.entries}
+    heads = [part for number in ROUNDS for part in (f"{number} rounds", "above FedAvg")]
+    text = INTRODUCTION.format(machine=_machine(there), a_pass=PASS, usual=USUAL.steps)
+    for cell in table.cells:
+        rows = [
+            line(entry, there[entry.id], there[f"{cell.id}/fedavg"])
+            for entry in table.entries
+            if entry.cell.id == cell.id
+        ]
+        text += f"\n## {cell.name[0].upper()}{cell.name[1:]}\n\n"
+        text += "\n".join(markdown_table(["method", "steps", "batches", "other steps", *heads], rows)) + "\n"
+    notes = dict.fromkeys(
+        f"{entry.row.name}: {note}"
+        for entry in table.entries
+        for result in there[entry.id].values()
+        for note in _notes(result.content)
     )
-    text += "\n" + table(plain, seeds, done)
-    text += "\nWith GroupNorm after each convolution:\n\n" + table(group, seeds, done)
-    notes = dict.fromkeys(f"{CASES[c].label}: {note}" for (c, _), r in done.items() for note in r["notes"])
     if notes:
         text += "\nNotes of the runs:\n\n" + "".join(f"- {note}\n" for note in notes)
     return text + ENDING
 
 
+def _machine(there: Mapping[str, Mapping[int, Result]]) -> str:
+    """Return what the trainings ran on and how many there are, as sentences."""
+    told = [result.content["environment"] for own in there.values() for result in own.values()]
+    if not told:
+        return "Nothing has been run yet."
+    where = dict.fromkeys(f"{each['device']} in {each.get('precision', 'fp32')}" for each in told)
+    missing = len(there) * SEEDS - len(told)
+    left = f" Of {len(there) * SEEDS} numbers {missing} are missing." if missing else ""
+    return f"Run on {' and '.join(where)}.{left}"
+
+
+def _notes(content: Mapping[str, Any]) -> list[str]:
+    """Return what a reader should know of a run; where it was interrupted changes no number."""
+    refused = content["totals"].get("refused")
+    told = [note for note in content["notes"] if "checkpoint" not in note]
+    return [*told, *([f"{refused} uploads were refused with seed {content['seed']}"] if refused else [])]
+
+
 def main() -> int:
-    """Run the missing cases, then write the table."""
+    """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", default=",".join(CASES), help="cases, separated by commas")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--set", action="append", default=[], help="change a setting, for a smaller test")
-    parser.add_argument("--records", type=Path, default=ROOT / "results" / "fmnist_all.jsonl")
-    parser.add_argument("--table", type=Path, default=ROOT / "results" / "fmnist_all.md")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the results")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "fmnist_all.md", help="the page")
     chosen = parser.parse_args()
-    names, seeds = chosen.methods.split(","), [int(s) for s in chosen.seeds.split(",")]
-    unknown = [name for name in names if name not in CASES]
-    if unknown:
-        parser.error(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")
-    if chosen.child:
-        child(names[0], seeds, chosen.rounds, chosen.device, chosen.set, chosen.records)
-        return 0
-    chosen.records.parent.mkdir(parents=True, exist_ok=True)
-    done = finished(chosen.records, chosen.rounds, chosen.set)
-    left = {name: [s for s in seeds if (name, s) not in done] for name in names}
-
-    def run(name: str) -> bool:
-        command = [sys.executable, __file__, "--child", "--methods", name, "--device", chosen.device]
-        command += ["--seeds", ",".join(map(str, left[name])), "--rounds", str(chosen.rounds)]
-        command += ["--records", str(chosen.records), *(word for s in chosen.set for word in ("--set", s))]
-        ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, env={"OMP_NUM_THREADS": "1", **os.environ})
-        if ended.returncode:
-            print(f"{name} failed:\n{ended.stderr}", flush=True)
-        return ended.returncode == 0
-
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        sound = all(list(pool.map(run, [name for name in names if left[name]])))
-    text = page(seeds, chosen.rounds, finished(chosen.records, chosen.rounds, chosen.set))
-    chosen.table.write_text(text)
-    print(text)
-    return int(not sound)
+    write_atomic(chosen.out, page(chosen.results))
+    print(f"{chosen.out} written")
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 A passage (a paragraph, an item of a list, a table) that speaks of accuracy and prints percentages names the file of
 results/ that holds them in a comment: `<!-- accuracies: results/FILE -->`, in the passage or right above it. Each of
 its numbers must be a number of that file, or the mean over seeds of records that are alike otherwise, rounded as
-printed. A page of docs/results may stand in its place, since that is written from results/: then each must be a number
-of ours there, which follows an arrow. Numbers of a paper are declared so: `<!-- accuracies: published -->`.
+printed. A page that is written from results/ may stand in its place: one of docs/results, then each must be a number of
+ours there, which follows an arrow; or results/fmnist_all.md, then each must be a mean there, which a deviation follows.
+Numbers of a paper are declared so: `<!-- accuracies: published -->`.
 
 The rule cannot catch everything. It sees no number without a decimal in a table, no fraction of fewer than three
 digits in a sentence, no accuracy in a passage that avoids the word, and nothing in code blocks, which are run and
@@ -29,7 +30,7 @@ PAGES = [
 ]
 
 DECLARED = re.compile(r"<!--\s*accuracies:\s*(?P<source>\S+?)\s*-->")
-KEPT = re.compile(r"results/.+\.jsonl?$|docs/results/\w+\.md$")
+KEPT = re.compile(r"results/.+\.jsonl?$|docs/results/\w+\.md$|results/fmnist_all\.md$")
 FENCED = re.compile(r"^ *(`{3,}).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 ITEM = re.compile(r"\n(?=\s*(?:[-*]|\d+\.) )")
 PERCENT = re.compile(r"(?<![\d.+-])(\d+(?:\.\d+)?)(?=(?:(?:, | and |, and )\d+(?:\.\d+)?)* %)")
@@ -69,7 +70,7 @@ def values(path: Path) -> set[float]:
     """All numbers of a JSON or JSON lines file, and the means over seeds of records that are alike; a page's own."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        return {float(number) for number in re.findall(r"→ (\d+\.\d+)", text)}
+        return {float(number) for number in re.findall(r"→ (\d+\.\d+)", text) + re.findall(r"\| (\d+\.\d+) ±", text)}
     content = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
     found: set[float] = set()
     alike: dict[str, list[dict[str, float]]] = defaultdict(list)
@@ -138,6 +139,7 @@ def root(tmp_path):
     (tmp_path / "results" / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "docs" / "results").mkdir(parents=True)
     (tmp_path / "docs" / "results" / "c.md").write_text("| a | 61.0 → 58.7±0.2 (3)<br>-2.3, 5→5 | → 44.1 |")
+    (tmp_path / "results" / "fmnist_all.md").write_text("| a | 29 | 94.42 ± 0.24 | +21.19 (3 of 3) | 95.17 ± 0.31 |")
     (tmp_path / "results" / "b.json").write_text('{"runs": [{"alone": 76.25, "loss": 0.4}]}')
     return tmp_path
 
@@ -152,6 +154,7 @@ SOUND = [
     "```python\nassert accuracy > 0.9  # 93 %\n```",
     "An accuracy of 71 %, says the paper. <!-- accuracies: published -->",
     "Ours have an accuracy of 58.7 and 44.1 %. <!-- accuracies: docs/results/c.md -->",
+    "Accuracies of 94.4 and 95.2 %. <!-- accuracies: results/fmnist_all.md -->",
 ]
 UNSOUND = {
     "The accuracy is 91.2 %.": "prints 91.2 and names no file",
@@ -163,6 +166,7 @@ UNSOUND = {
     "The accuracy is 91.2 %. <!-- accuracies: results/c.json -->": "names results/c.json, which is no file",
     "The accuracy is 91.2 %. <!-- accuracies: docs/a.json -->": "names docs/a.json, which is no file of results/",
     "Nothing. <!-- accuracies: results/a.jsonl -->": "prints no accuracy",
+    "An accuracy of 21.2 %. <!-- accuracies: results/fmnist_all.md -->": "21.2 is not in results/fmnist_all.md",
     "The paper's accuracy is 61.0 %. <!-- accuracies: docs/results/c.md -->": "61.0 is not in docs/results/c.md",
 }
 

@@ -7,17 +7,19 @@ import pytest
 from bespoke.tables import plan, results, spec
 
 ROOT = Path(__file__).parents[2] / "results"
-NAMES = [*spec.listed()]
+EXPERIMENTS = ROOT.parent / "experiments"
+COMPARISONS = {f"checks/{path.stem}": path for path in EXPERIMENTS.glob("checks/comparisons/*.toml")}  # of no paper
+TABLES = {**spec.listed(), **COMPARISONS}
 
 
 def test_results_belong_to_a_table():
     there = {path.relative_to(ROOT).parts[:2] for path in ROOT.glob("*/*/*/*/*.json")}
-    assert {"/".join(parts) for parts in there} <= {*NAMES}
+    assert {"/".join(parts) for parts in there} <= {*TABLES}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_results_belong_to_a_cell_and_have_its_settings(name):
-    table = spec.find(name)
+    table = spec.read(TABLES[name])
     entries = {entry.id: entry for entry in table.entries}
     for folder in {path.parent for path in (ROOT / name).glob("*/*/*.json")}:
         id = folder.relative_to(ROOT / name).as_posix()
