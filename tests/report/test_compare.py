@@ -442,7 +442,7 @@ def test_clients_without_test_rows_and_refused_uploads_are_told(tmp_path):
     fake_run(tmp_path / "b", {1: [(0, 2, 2), (1, 0, 0)]}, "ditto")
     comparison = compare([tmp_path])
     assert "training population (1 without test rows left out)" in comparison.caption
-    assert comparison.warnings == ("fedavg: 1 uploads were refused and left out of the aggregate",)
+    assert comparison.warnings == ("fedavg: 1 upload was refused and left out of the aggregate",)
     assert comparison.rows[1].difference == Difference(0.5, None, None, "clients", 1)
     assert strip(comparison, "mean (std)") == ["50.0 (-)", "100.0 (-)"]
     assert strip(comparison, "minus fedavg [95 %]") == ["baseline", "+50.0"]

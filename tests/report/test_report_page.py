@@ -17,6 +17,7 @@ from bespoke.report import compare
 from bespoke.report.page import html, page_of, render
 from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, plain, sizes, strips, thinned
 from bespoke.report.page.parts import Chart, Page, Section
+from bespoke.report.summary import often_refused
 
 
 def section(page, name):
@@ -94,6 +95,21 @@ def test_partition_logged_values_and_warnings(two):
     assert "fedavg: eve was refused 4 times: it holds NaN" in page.warnings
     assert "pfedfda: ran in the loop" in page.warnings
     assert "device: cpu" in section(page, "setup").details[0].text
+
+
+def test_each_refusal_is_named_once(tmp_path):
+    """By client; the run's own notes at its end and the comparison's sum would say it again."""
+    run = written(tmp_path / "run", refused={"4": "it holds NaN"})
+    environment = run.read_json("environment.json")
+    notes = [*often_refused(run.rounds(), run.federation()["names"]), "the disk is slow"]
+    assert notes[0] == "4 of 4 uploads of eve were refused: it holds NaN"
+    run.write_json("environment.json", environment | {"notes": notes})
+    assert page_of(run.path).warnings == (
+        "fedavg: eve was refused 4 times: it holds NaN",
+        "fedavg: the disk is slow",
+    )
+    (run.path / "federation.json").unlink()  # then nobody knows whom the note means
+    assert page_of(run.path).warnings[0] == "fedavg: client 4 was refused 4 times: it holds NaN"
 
 
 def test_a_run_that_has_less_shows_what_it_has(tmp_path):

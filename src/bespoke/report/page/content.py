@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from bespoke.errors import short
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
-from bespoke.report.compare import Chosen, choose, compare_groups
+from bespoke.report.compare import Chosen, choose, compare_groups, refusals
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
 from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
-from bespoke.report.summary import trouble
+from bespoke.report.summary import often_refused, trouble
 from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
@@ -51,7 +51,7 @@ def page_of(
         title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else short(next(iter(groups)))),
         lead=comparison.title + ".",
         methods=tuple(groups),
-        warnings=tuple(dict.fromkeys([*comparison.warnings, *_warnings(own)])),
+        warnings=tuple(dict.fromkeys(_warnings(own))),
         sections=tuple(section for section in sections if section.charts or section.tables or section.details),
     )
 
@@ -524,14 +524,20 @@ def _setup(own: _Runs) -> Section:
 
 
 def _warnings(own: _Runs) -> list[str]:
-    """Return what a reader should know of single runs: refused and missing clients, notes, clients without rows."""
-    found = []
+    """Return what a reader should know: of the comparison, and of single runs, who was refused, missing or untested.
+
+    Refusals are told once, by client: their sum, and what the run noted of them at its end, say the same again.
+    """
+    sums = {refusals(label, runs) for label, runs in own.groups.items()}
+    found = [text for text in own.comparison.warnings if text not in sums]
     for label, run in own.every:
         said = list(filter(None, [trouble(run.costs)]))
+        told = {*said, *_noted(run)}
         for what in ("refused", "missing"):
             said += _left_out(own, run, what)
-        notes = run.environment.get("notes", [])
-        said += [short(str(note), 400) for note in (*run.costs["notes"], *(notes if isinstance(notes, list) else ()))]
+        noted = run.environment.get("notes", [])
+        notes = [*run.costs["notes"], *(noted if isinstance(noted, list) else ())]
+        said += [short(str(note), 400) for note in notes if note not in told]
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
             names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
             more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
@@ -539,6 +545,14 @@ def _warnings(own: _Runs) -> list[str]:
         where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
         found += [f"{where}: {text}" for text in said]
     return found
+
+
+def _noted(run: RecordedRun) -> list[str]:
+    """Return what the run noted of refusals at its end; nothing where it does not name its clients."""
+    names = run.federation.get("names", ())
+    refused = {client for row in run.rounds for client in row["refused"]}
+    known = refused <= {str(client) for client in range(len(names))}
+    return often_refused(run.rounds, names) if known else []
 
 
 def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
