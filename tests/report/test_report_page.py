@@ -97,6 +97,26 @@ def test_partition_logged_values_and_warnings(two):
     assert "device: cpu" in section(page, "setup").details[0].text
 
 
+@pytest.mark.parametrize("told", [{}, {"conditions": ["clean", "fog:3"] * 3}])
+def test_a_methods_colour_does_not_depend_on_the_order_of_the_runs(tmp_path, told):
+    names = ["pfedfda", "fedavg", "apfl", "ditto"]
+    for name in names:
+        written(tmp_path / name, name, before=True, logged={"beta": [0.1] * 6}, **told)
+
+    def colours(order):
+        page = page_of([tmp_path / name for name in order])
+        assert page.methods == tuple(sorted(names))  # the places whose colours the legend shows
+        sections = [each for each in page.sections if each.legend or each.name == "logged"]
+        traces = [(each.name, trace) for each in sections for chart in each.charts for trace in chart.figure["data"]]
+        return {(name, trace["name"], trace["meta"]["colour"]) for name, trace in traces if "name" in trace}
+
+    found = colours(names)
+    assert found == colours(names[::-1])
+    assert {name for name, *_ in found} == {"curves", "clients", "fairness", "logged"}
+    of_methods = {(name, colour) for _, name, colour in found if name in names}
+    assert of_methods == {(name, place) for place, name in enumerate(sorted(names))}
+
+
 def test_each_refusal_is_named_once(tmp_path):
     """By client; the run's own notes at its end and the comparison's sum would say it again."""
     run = written(tmp_path / "run", refused={"4": "it holds NaN"})

@@ -50,7 +50,7 @@ def page_of(
     return Page(
         title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else short(next(iter(groups)))),
         lead=comparison.title + ".",
-        methods=tuple(groups),
+        methods=tuple(own.places),
         warnings=tuple(dict.fromkeys(_warnings(own))),
         sections=tuple(section for section in sections if section.charts or section.tables or section.details),
     )
@@ -70,6 +70,11 @@ class _Runs:
     def every(self) -> list[tuple[str, RecordedRun]]:
         """Each run with the label of its method."""
         return [(label, run) for label, runs in self.groups.items() for run in runs.values()]
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each label, which has a colour: by name, so that runs in another order look the same."""
+        return {label: place for place, label in enumerate(sorted(self.groups))}
 
     @cached_property
     def _several_seeds(self) -> bool:
@@ -138,7 +143,8 @@ def _curves(own: _Runs) -> Section:
     """Return the mean over clients by round, by bytes and by seconds."""
     unit, metric = own.unit, own.comparison.metric
     drawn: dict[str, list[Line]] = {"rounds": [], "bytes": [], "seconds": []}
-    for place, (label, runs) in enumerate(own.groups.items()):
+    for label, runs in own.groups.items():
+        place = own.places[label]
         rounds, means = curve_of(runs.values(), own.view, metric, own.group)
         if not rounds:
             continue
@@ -265,7 +271,7 @@ def _gained(own: _Runs, gains: _Gains) -> Floats:
 
 
 def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> Chart:
-    code, places = own.unit.code, list(own.groups)
+    code = own.unit.code
     found = []
     for gains in rows:
         gained = _gained(own, gains)
@@ -273,7 +279,7 @@ def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> C
             f"{plain(name)}<br>{before:{code}} to {after:{code}}: <b>{gain:+{code}}</b>"
             for name, before, after, gain in zip(gains.names, gains.before, gains.after, gained, strict=True)
         ]
-        place = places.index(gains.label)
+        place = own.places[gains.label]
         note = f": {int((gained > 0).sum())} gain, {int((gained < 0).sum())} lose"
         found.append(Strip(gains.label, place, place, gained, hover, note))
     points = "percentage points" if own.unit.sign else own.comparison.metric
@@ -304,7 +310,7 @@ def _fairness(own: _Runs) -> Section:
     """Return the distribution over clients and the worst tenth by name."""
     unit, metric, higher = own.unit, own.comparison.metric, own.comparison.higher
     found, body = [], []
-    for place, label in enumerate(own.groups):
+    for label in own.groups:
         values: list[float] = []
         hover: list[str] = []
         for run, scores in own.scored(label):
@@ -327,7 +333,7 @@ def _fairness(own: _Runs) -> Section:
             body.append(
                 (Cell(short(label) + (seed if several else "")), Cell(f"{mean:{unit.code}}", mean), Cell(listed))
             )
-        found.append(Strip(label, place, place, np.array(values, dtype=np.float64), hover))
+        found.append(Strip(label, own.places[label], own.places[label], np.array(values, dtype=np.float64), hover))
     x = axis(f"test {metric}{unit.name}")
     caption = f"A point is a client ({people(own.group)}), the thick line the mean over clients."
     chart = strips(f"Test {short(metric, 40)} of every client", caption, x, found)
@@ -375,7 +381,7 @@ def _logged(own: _Runs) -> Section:
     last: dict[str, list[Strip]] = {}
     by_round: dict[str, list[Line]] = {}
     several_kinds = False
-    for place, label in enumerate(own.groups):
+    for label, place in own.places.items():
         values, final = _logged_by(own, label)
         for (name, condition), ends in final.items():
             said = f"{label}, {condition}" if condition else label
