@@ -117,6 +117,27 @@ def test_a_methods_colour_does_not_depend_on_the_order_of_the_runs(tmp_path, tol
     assert of_methods == {(name, place) for place, name in enumerate(sorted(names))}
 
 
+def test_one_evaluated_round_is_no_curve(tmp_path):
+    """Nor is a value that was logged in one round."""
+    written(tmp_path / "a", rounds=1, logged={"beta": [0.5, 0.25]})
+    written(tmp_path / "b", "ditto", every=4)
+    page = page_of(tmp_path)
+    curves, logged = section(page, "curves"), section(page, "logged")
+    assert curves.charts == () and not curves.legend
+    assert "No method has two evaluated rounds, so there is no curve to draw" in curves.paragraphs[0][0]
+    assert "<code>[evaluation] every</code>" in html(page)
+    assert [chart.title for chart in logged.charts] == ["beta of every client"]
+
+
+def test_one_evaluated_round_beside_curves_is_a_point_that_is_seen(tmp_path):
+    written(tmp_path / "a")
+    written(tmp_path / "b", "ditto", every=4)
+    for chart in section(page_of(tmp_path), "curves").charts:
+        assert chart.caption.endswith("With one value each, and so a point: ditto.")
+        sizes = {trace["name"]: trace["marker"]["size"] for trace in chart.figure["data"]}
+        assert sizes["ditto"] > 2 * sizes["fedavg"]
+
+
 def test_each_refusal_is_named_once(tmp_path):
     """By client; the run's own notes at its end and the comparison's sum would say it again."""
     run = written(tmp_path / "run", refused={"4": "it holds NaN"})

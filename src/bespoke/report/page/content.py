@@ -20,7 +20,7 @@ from bespoke.report.compare import Chosen, choose, compare_groups, refusals
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
-from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table
+from bespoke.report.page.parts import Cell, Chart, Code, Details, Page, Section, Table
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
 from bespoke.report.summary import often_refused, trouble
@@ -52,7 +52,7 @@ def page_of(
         lead=comparison.title + ".",
         methods=tuple(own.places),
         warnings=tuple(dict.fromkeys(_warnings(own))),
-        sections=tuple(section for section in sections if section.charts or section.tables or section.details),
+        sections=tuple(each for each in sections if each.paragraphs or each.charts or each.tables or each.details),
     )
 
 
@@ -157,6 +157,10 @@ def _curves(own: _Runs) -> Section:
             elif all(cost[name] for cost in costs):
                 x = np.array([[cost[name].get(n, math.nan) for n in rounds] for cost in costs]).mean(0)
                 lists.append(Line(label, place, place, x, values.mean(0), low, high, tuple(rounds)))
+    title = f"Test {short(metric, 40)} while training"
+    if not _curved(drawn["rounds"]):
+        told = "No method has two evaluated rounds, so there is no curve to draw; "
+        return Section("curves", title, ((told, Code("[evaluation] every"), " sets how often a run is evaluated."),))
     several = any(line.low is not None for line in drawn["rounds"])
     caption = f"Mean over {people(own.group)}, on their test rows."
     caption += " Line: mean over seeds; band: lowest to highest seed." if several else ""
@@ -171,11 +175,16 @@ def _curves(own: _Runs) -> Section:
         ),
     }
     charts = [
-        lines(f"{title}: test {short(metric, 40)}", caption + more, x, y, drawn[name], False, name == "rounds")
-        for name, (title, x, more) in axes.items()
-        if drawn[name]
+        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], False, name == "rounds")
+        for name, (over, x, more) in axes.items()
+        if _curved(drawn[name])
     ]
-    return Section("curves", f"Test {short(metric, 40)} while training", charts=tuple(charts), legend=True)
+    return Section("curves", title, charts=tuple(charts), legend=True)
+
+
+def _curved(drawn: Sequence[Line]) -> bool:
+    """Return whether any line has two points, so that there is something to draw."""
+    return any(len(line.x) > 1 for line in drawn)
 
 
 def _span(drawn: Sequence[Line]) -> float:
@@ -399,7 +408,7 @@ def _logged(own: _Runs) -> Section:
     for name, rows in last.items():
         title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
         scale = _scale(np.concatenate([row.values for row in rows]))
-        if drawn := by_round.get(name):
+        if _curved(drawn := by_round.get(name, [])):
             caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
             caption += "band: from the tenth to the ninetieth percentile."
             along, up = whole("round", _span(drawn)), axis(title) | scale

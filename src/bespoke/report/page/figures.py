@@ -95,7 +95,7 @@ def lines(
                 "y": ys,
                 "mode": "lines+markers" if len(xs) < 25 else "lines",
                 "line": {"dash": DASHES[line.colour // HUES % len(DASHES)], "width": 2},
-                "marker": {"size": 5},
+                "marker": {"size": 5 if len(xs) > 1 else 11},
                 "name": name,
                 "showlegend": legend,
                 "meta": {**meta, "label": name},
@@ -106,6 +106,8 @@ def lines(
     layout = {"xaxis": x, "yaxis": y, "height": 340, "hovermode": "closest", "showlegend": legend}
     if legend:
         layout |= {"legend": BELOW | {"y": -0.25}, "height": 400}
+    if alone := [short(line.label, 40) for line in drawn if len(line.x) == 1]:
+        caption += f" With one value each, and so a point: {', '.join(alone)}."
     if bands > BANDS:
         caption += f" The bands of {bands} lines would cover each other and are left out."
     if kept < points:
