@@ -77,6 +77,23 @@ def test_clients_before_and_after(two):
     assert texts(tables[1]) == [["pfedfda", "6", "0", "0", "+10.0", "ann: +10.0", "ann: +10.0"]]
 
 
+def test_who_is_in_no_chart_of_gains_is_named_with_the_reason(two, tmp_path):
+    personal, paired = section(two[0], "clients").charts
+    why = "no value of a shared model was recorded beside the personal one's"
+    assert personal.caption.endswith(f"The thick line is the mean. Not drawn: fedavg ({why}).")
+    assert paired.caption.endswith("The thick line is the mean.")  # who is compared with itself is no news
+    written(tmp_path / "a", before=True)
+    written(tmp_path / "b", "ditto", seed=1, before=True)
+    shown = section(page_of(tmp_path), "clients")
+    assert [chart.title for chart in shown.charts] == ["Gain by personalisation"] and shown.legend
+    assert shown.paragraphs == (
+        ("Gain over fedavg is not drawn of ditto (not the same seeds, clients and test rows as fedavg).",),
+    )
+    shown = section(page_of(tmp_path / "a", view="global"), "clients")
+    said = "Gain by personalisation is not drawn of fedavg (what is compared is the shared model itself)."
+    assert shown.paragraphs == ((said,),) and not shown.legend
+
+
 def test_the_worst_tenth_is_named(two):
     (table,) = section(two[0], "fairness").tables
     assert texts(table)[0] == ["fedavg", "50.0", "ann: 50.0"]
@@ -156,12 +173,15 @@ def test_each_refusal_is_named_once(tmp_path):
 def test_a_run_that_has_less_shows_what_it_has(tmp_path):
     run = written(tmp_path / "run")
     page = page_of(run.path)
-    assert [each.name for each in page.sections] == ["comparison", "curves", "fairness", "partition", "setup"]
+    assert [each.name for each in page.sections] == [
+        *("comparison", "curves", "clients", "fairness", "partition", "setup")
+    ]
+    assert section(page, "clients").charts == ()
     assert [chart.title for chart in section(page, "partition").charts] == ["Rows of every client"]
     for name in ("federation.json", "environment.json", "timing.jsonl"):
         (run.path / name).unlink()
     page = page_of(run.path)
-    assert [each.name for each in page.sections] == ["comparison", "curves", "fairness", "setup"]
+    assert [each.name for each in page.sections] == ["comparison", "curves", "clients", "fairness", "setup"]
     assert len(section(page, "curves").charts) == 2
     assert texts(section(page, "fairness").tables[0])[0][2] == "client 0: 60.0"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ from bespoke.report.summary import often_refused, trouble
 from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
-NAMED = 20  # clients that a list names
+NAMED = 20  # clients or methods that a list names
 BEFORE = "global"  # the view of the shared model, before personalisation
 COSTS = {"bytes_up", "bytes_down"}  # logged values that are counted among the bytes
 
@@ -221,28 +221,59 @@ class _Gains:
 
 
 def _clients(own: _Runs) -> Section:
-    """Return who gains and who loses: by personalisation, and against the baseline."""
-    personal, paired = [], []
-    theirs = own.chosen[own.comparison.baseline]
+    """Return who gains and who loses: by personalisation, and against the baseline; and who is in neither, and why."""
+    personal, paired = list[_Gains](), list[_Gains]()
+    alone, unpaired = dict[str, list[str]](), dict[str, list[str]]()  # by reason, who is left out
+    theirs, base = own.chosen[own.comparison.baseline], short(own.comparison.baseline, 40)
     for row in own.comparison.rows:
-        runs, ours = own.groups[row.label], own.chosen[row.label]
+        runs, ours, label = own.groups[row.label], own.chosen[row.label], short(row.label, 40)
         views = [_views(own, runs[seed], number) for seed, (number, _) in ours.items()]
-        personal.append(_joined(row.label, own, views))
-        if row.difference is not None:
-            both = sorted(ours.keys() & theirs.keys())
-            paired.append(_joined(row.label, own, [(runs[seed], theirs[seed][1], ours[seed][1]) for seed in both]))
-    base = short(own.comparison.baseline, 40)
+        if gains := _joined(row.label, own, views):
+            personal.append(gains)
+        else:
+            alone.setdefault(_no_gain(own, runs.values()), []).append(label)
+        if row.label == own.comparison.baseline:
+            continue
+        both = sorted(ours.keys() & theirs.keys()) if row.difference is not None else []
+        if gains := _joined(row.label, own, [(runs[seed], theirs[seed][1], ours[seed][1]) for seed in both]):
+            paired.append(gains)
+        else:
+            unpaired.setdefault(f"not the same seeds, clients and test rows as {base}", []).append(label)
     parts = [
-        ("Gain by personalisation", f"from the shared model's value ({BEFORE}) to the personal model's", personal),
-        (f"Gain over {base}", f"from {base} to the method, the same client with the same test rows", paired),
+        (
+            "Gain by personalisation",
+            f"from the shared model's value ({BEFORE}) to the personal model's",
+            personal,
+            alone,
+        ),
+        (f"Gain over {base}", f"from {base} to the method, the same client with the same test rows", paired, unpaired),
     ]
-    charts, tables = [], []
-    for title, words, found in parts:
-        rows = [gains for gains in found if gains and len(gains.names)]
+    paragraphs, charts, tables = [], [], []
+    for title, words, rows, missing in parts:
+        absent = "; ".join(f"{_listed(labels)} ({why})" for why, labels in missing.items())
         if rows:
-            charts.append(_gain_chart(own, title, words, rows))
+            charts.append(_gain_chart(own, title, words, rows, f" Not drawn: {absent}." if absent else ""))
             tables.append(_gain_table(own, title, rows))
-    return Section("clients", "Each client: who gains, who loses", (), tuple(charts), tuple(tables), legend=True)
+        elif absent:
+            paragraphs.append((f"{title} is not drawn of {absent}.",))
+    title = "Each client: who gains, who loses"
+    return Section("clients", title, tuple(paragraphs), tuple(charts), tuple(tables), legend=bool(charts))
+
+
+def _no_gain(own: _Runs, runs: Collection[RecordedRun]) -> str:
+    """Return why runs show no gain by personalisation."""
+    views = {view_of(run, own.view) for run in runs}
+    if views == {BEFORE}:
+        return "what is compared is the shared model itself"
+    if any(BEFORE in run.evaluations.views for run in runs):
+        return "no client has both values"
+    return "no value of a shared model was recorded beside the personal one's"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names one after another, of very many the first ones."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 _Pair = tuple[RecordedRun, Scores, Scores]  # before and after
@@ -279,7 +310,7 @@ def _gained(own: _Runs, gains: _Gains) -> Floats:
     return (gains.after - gains.before) * (1 if own.comparison.higher else -1)
 
 
-def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> Chart:
+def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains], absent: str) -> Chart:
     code = own.unit.code
     found = []
     for gains in rows:
@@ -293,7 +324,7 @@ def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> C
         found.append(Strip(gains.label, place, place, gained, hover, note))
     points = "percentage points" if own.unit.sign else own.comparison.metric
     x = axis(f"{'gain' if own.comparison.higher else 'reduction'} in {points}", ticksuffix="")
-    caption = f"A point is a client: {words}; right of 0 is better. The thick line is the mean."
+    caption = f"A point is a client: {words}; right of 0 is better. The thick line is the mean.{absent}"
     return strips(title, caption, x, found, zero=True)
 
 
@@ -335,8 +366,7 @@ def _fairness(own: _Runs) -> Section:
             worst = order[: tenth(len(order))]
             if not len(worst):
                 continue
-            listed = ", ".join(f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst[:NAMED])
-            listed += f" and {len(worst) - NAMED} more" if len(worst) > NAMED else ""
+            listed = _listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst])
             mean = float(own_values[worst].mean())
             several = len(own.groups[label]) > 1
             body.append(
@@ -554,9 +584,7 @@ def _warnings(own: _Runs) -> list[str]:
         notes = [*run.costs["notes"], *(noted if isinstance(noted, list) else ())]
         said += [short(str(note), 400) for note in notes if note not in told]
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
-            names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
-            more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-            said.append(f"without test rows: {names}{more}")
+            said.append(f"without test rows: {_listed([short(own.name(run, client), 40) for client in without])}")
         where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
         found += [f"{where}: {text}" for text in said]
     return found
