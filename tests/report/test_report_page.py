@@ -87,10 +87,10 @@ def test_who_is_in_no_chart_of_gains_is_named_with_the_reason(two, tmp_path):
     shown = section(page_of(tmp_path), "clients")
     assert [chart.title for chart in shown.charts] == ["Gain by personalisation"] and shown.legend
     assert shown.paragraphs == (
-        ("Gain over fedavg is not drawn of ditto (not the same seeds, clients and test rows as fedavg).",),
+        ("Gain over fedavg is not drawn for ditto (not the same seeds, clients and test rows as fedavg).",),
     )
     shown = section(page_of(tmp_path / "a", view="global"), "clients")
-    said = "Gain by personalisation is not drawn of fedavg (what is compared is the shared model itself)."
+    said = "Gain by personalisation is not drawn for fedavg (what is compared is the shared model itself)."
     assert shown.paragraphs == ((said,),) and not shown.legend
 
 
@@ -313,7 +313,7 @@ def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
 
 def test_many_bands_are_left_out_and_the_caption_says_so():
     x = np.arange(3.0)
-    for count, there in ((8, True), (9, False)):
+    for count, there in ((5, True), (6, False)):
         chart = lines(
             "a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x, x, x) for i in range(count)], False, True
         )
@@ -367,3 +367,17 @@ def test_the_longer_of_runs_and_settings_goes_down_the_page(tmp_path):
     (many,) = section(page_of(tmp_path), "setup").tables
     assert many.header[0] == "run"
     assert {"a", "b"} < {row[0] for row in texts(many)}
+
+
+def test_long_names_leave_room_for_the_rest(tmp_path):
+    """Of a method in a table's first column and its head, and of a logged value along a vertical axis."""
+    written(tmp_path / "a", "n" * 60, logged={"v" * 60: [0.5] * 6})
+    written(tmp_path / "b", "ditto")
+    page = page_of(tmp_path, baseline="n")
+    (table,) = section(page, "comparison").tables
+    assert len(max(table.header, key=len)) <= 40
+    by_round, _ = section(page, "logged").charts
+    assert len(by_round.figure["layout"]["yaxis"]["title"]["text"]) <= 28
+    text = html(page)
+    assert f'<th scope="row" class="long"><bdi dir="ltr">{"n" * 60}</bdi>' in text
+    assert '<th scope="row"><bdi dir="ltr">ditto</bdi>' in text

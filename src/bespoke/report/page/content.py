@@ -28,6 +28,7 @@ from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
 NAMED = 20  # clients or methods that a list names
+UPRIGHT = 28  # letters of a name along a vertical axis
 BEFORE = "global"  # the view of the shared model, before personalisation
 COSTS = {"bytes_up", "bytes_down"}  # logged values that are counted among the bytes
 
@@ -107,7 +108,7 @@ def _compared(own: _Runs) -> Section:
     shown = own.comparison
     header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
     several = len(shown.rows) > 1
-    header += [f"minus {short(shown.baseline, 40)} [95 %]"] if several else []
+    header += [f"minus {short(shown.baseline, 24)} [95 %]"] if several else []
     best = shown.best() if several else {}
     rows = []
     for i, (row, texts) in enumerate(zip(shown.rows, shown.cells(short)[1], strict=True)):
@@ -164,7 +165,7 @@ def _curves(own: _Runs) -> Section:
     several = any(line.low is not None for line in drawn["rounds"])
     caption = f"Mean over {people(own.group)}, on their test rows."
     caption += " Line: mean over seeds; band: lowest to highest seed." if several else ""
-    y = axis(f"mean test {metric}{unit.name}", hoverformat=unit.code)
+    y = axis(f"mean test {short(metric, UPRIGHT - 10)}{unit.name}", hoverformat=unit.code)
     axes = {
         "rounds": ("Over rounds", whole("round", _span(drawn["rounds"])), ""),
         "bytes": ("Over bytes", axis("bytes sent and received, all clients", tickformat="~s", ticksuffix="B"), ""),
@@ -255,7 +256,7 @@ def _clients(own: _Runs) -> Section:
             charts.append(_gain_chart(own, title, words, rows, f" Not drawn: {absent}." if absent else ""))
             tables.append(_gain_table(own, title, rows))
         elif absent:
-            paragraphs.append((f"{title} is not drawn of {absent}.",))
+            paragraphs.append((f"{title} is not drawn for {absent}.",))
     title = "Each client: who gains, who loses"
     return Section("clients", title, tuple(paragraphs), tuple(charts), tuple(tables), legend=bool(charts))
 
@@ -334,7 +335,7 @@ def _gain_table(own: _Runs, title: str, rows: Sequence[_Gains]) -> Table:
         gained = _gained(own, gains)
         low, high = int(gained.argmin()), int(gained.argmax())
         counts = [int((gained > 0).sum()), int((gained == 0).sum()), int((gained < 0).sum())]
-        ends = [Cell(f"{short(gains.names[i], 40)}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
+        ends = [Cell(f"{short(gains.names[i], 28)}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
         median = float(np.median(gained))
         middle = Cell(f"{median:+{unit.code}}", median)
         body.append((Cell(short(gains.label)), *(Cell(str(n), n) for n in counts), middle, *ends))
@@ -441,7 +442,7 @@ def _logged(own: _Runs) -> Section:
         if _curved(drawn := by_round.get(name, [])):
             caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
             caption += "band: from the tenth to the ninetieth percentile."
-            along, up = whole("round", _span(drawn)), axis(title) | scale
+            along, up = whole("round", _span(drawn)), axis(short(name, UPRIGHT)) | scale
             charts.append(lines(f"{title} by round", caption, along, up, drawn, several_kinds, True))
         caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))

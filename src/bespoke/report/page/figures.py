@@ -20,7 +20,7 @@ from bespoke.report.charts import COLOURS, swarm
 from bespoke.report.page.parts import Chart
 
 MOST = 20_000  # points of a chart
-BANDS = 8  # bands of a chart
+BANDS = 5  # bands of a chart, which more would make a mud of colours
 HUES = len(COLOURS)  # of the theme; a line beyond them has another dash
 DASHES = ("solid", "dash", "dot", "dashdot")
 BELOW = {"orientation": "h", "y": -0.16, "yanchor": "top"}  # a legend
