@@ -15,7 +15,20 @@ from bespoke import UserError
 from bespoke.errors import short
 from bespoke.report import compare
 from bespoke.report.page import html, page_of, render
-from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, plain, sizes, strips, thinned
+from bespoke.report.page.figures import (
+    DASHES,
+    MOST,
+    Line,
+    Strip,
+    axis,
+    bubbles,
+    lines,
+    numbers,
+    plain,
+    sizes,
+    strips,
+    thinned,
+)
 from bespoke.report.page.parts import Chart, Page, Section
 from bespoke.report.summary import often_refused
 
@@ -87,10 +100,10 @@ def test_who_is_in_no_chart_of_gains_is_named_with_the_reason(two, tmp_path):
     shown = section(page_of(tmp_path), "clients")
     assert [chart.title for chart in shown.charts] == ["Gain by personalisation"] and shown.legend
     assert shown.paragraphs == (
-        ("Gain over fedavg is not drawn for ditto (not the same seeds, clients and test rows as fedavg).",),
+        ("Gain over fedavg is not drawn: not the same seeds, clients and test rows as fedavg.",),
     )
     shown = section(page_of(tmp_path / "a", view="global"), "clients")
-    said = "Gain by personalisation is not drawn for fedavg (what is compared is the shared model itself)."
+    said = "Gain by personalisation is not drawn: what is compared is the shared model itself."
     assert shown.paragraphs == ((said,),) and not shown.legend
 
 
@@ -153,6 +166,18 @@ def test_one_evaluated_round_beside_curves_is_a_point_that_is_seen(tmp_path):
         assert chart.caption.endswith("With one value each, and so a point: ditto.")
         sizes = {trace["name"]: trace["marker"]["size"] for trace in chart.figure["data"]}
         assert sizes["ditto"] > 2 * sizes["fedavg"]
+
+
+def test_forty_lines_differ_and_the_legend_shows_how():
+    x = np.arange(3.0)
+    chart = lines("a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x) for i in range(40)], False, True)
+    looks = [(trace["meta"]["colour"], trace["line"]["dash"]) for trace in chart.figure["data"]]
+    assert len(set(looks)) == 40
+    text = html(
+        Page("page", "", tuple(f"m{i}" for i in range(40)), (), (Section("a", "A", charts=(chart,), legend=True),))
+    )
+    keys = re.findall(r'stroke: var\(--c(\d)\)" stroke-width="3" stroke-dasharray="([^"]*)"', text)
+    assert [(int(colour), dash) for colour, dash in keys] == [(colour, DASHES[dash]) for colour, dash in looks]
 
 
 def test_each_refusal_is_named_once(tmp_path):

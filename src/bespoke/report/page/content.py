@@ -255,8 +255,8 @@ def _clients(own: _Runs) -> Section:
         if rows:
             charts.append(_gain_chart(own, title, words, rows, f" Not drawn: {absent}." if absent else ""))
             tables.append(_gain_table(own, title, rows))
-        elif absent:
-            paragraphs.append((f"{title} is not drawn for {absent}.",))
+        elif missing:
+            paragraphs.append((f"{title} is not drawn: {absent if len(missing) > 1 else next(iter(missing))}.",))
     title = "Each client: who gains, who loses"
     return Section("clients", title, tuple(paragraphs), tuple(charts), tuple(tables), legend=bool(charts))
 
