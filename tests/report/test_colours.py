@@ -42,7 +42,6 @@ def lab(rgb):
 def test_colours_differ_for_every_sight_and_from_the_paper(theme):
     own = themes()[theme]
     hues = [own[f"c{i}"] for i in range(len(COLOURS))]
-    assert theme == "dark" or tuple(hues) == COLOURS
     for name, sight in SIGHTS.items():
         seen = [lab(np.clip(np.array(sight) @ linear(hue), 0, 1)) for hue in hues]
         for (i, a), (j, b) in itertools.combinations(enumerate(seen), 2):
