@@ -180,6 +180,21 @@ def test_charts_have_their_width_again_after_printing(opened):
     until(page, f"{widths}.join() === '{','.join(before)}'")
 
 
+def test_what_is_folded_is_printed_unless_it_is_much(chromium, tmp_path):
+    """Warnings always, and the settings of a few runs; on the screen they are folded as before."""
+    unfolded = "[...document.querySelectorAll('details[open]')].map((each) => each.className).join(' ')"
+    for count, printed in ((2, "warnings folded folded"), (7, "warnings")):
+        for number in range(count):
+            written(tmp_path / str(count) / str(number), f"method{number}", refused={str(i): "NaN" for i in range(4)})
+        page, _ = shown(chromium, write(page_of(tmp_path / str(count)), tmp_path / f"{count}.html"))
+        assert page.evaluate(unfolded) == ""
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate(unfolded) == printed
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(unfolded) == ""
+        page.close()
+
+
 def test_a_method_is_hidden_everywhere(opened):
     page, _ = opened
     lines = page.locator("#curves .chart").first.locator(".scatterlayer .trace")
@@ -213,10 +228,9 @@ def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, m
         texts = page.locator("#comparison tbody td:nth-child(2)").all_inner_texts()
         return [float(text.split()[0]) for text in texts]
 
-    def rounds_drawn(number):
-        drawn = f"document.querySelector('#curves .chart')?.data?.every((trace) => trace.x.length === {number})"
+    def follow_until(condition):
         page.evaluate("follow()")  # sooner than after a second
-        until(page, f"{drawn} && document.documentElement.dataset.drawn === 'all'")
+        until(page, f"{condition} && document.documentElement.dataset.drawn === 'all'")
 
     with live.Server(live.listen(0), live.Followed([tmp_path / "runs"])) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -224,12 +238,12 @@ def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, m
         assert page.title() == "Waiting for an evaluated round"
         for source, run in zip(sources, runs, strict=False):
             step(source, run, 1)
-        rounds_drawn(1)
+        follow_until("document.querySelector('#curves')?.textContent.includes('no curve to draw')")
         assert page.title() == "Report of 2 runs"
         page.locator("#comparison thead button").nth(1).click()
         page.locator("#theme").click()
         page.locator("#setup summary").first.click()
-        page.locator("#curves .legend button", has_text="local").click()
+        page.locator("#fairness .legend button", has_text="local").click()
         page.locator("nav a", has_text="Partition").click()
         chart = page.locator("#partition .chart")
         bar = chart.locator(".point").first.bounding_box()
@@ -238,12 +252,13 @@ def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, m
             page, "document.querySelector('#partition .hoverlayer').textContent.startsWith('fay')"
         )  # who has the most rows
         first, place = heights(), chart.bounding_box()
-        assert 56 <= page.locator("#partition h2").bounding_box()["y"] < 200  # below the line at the top
+        line = page.locator("#live").bounding_box()
+        assert line["y"] + line["height"] <= page.locator("#partition h2").bounding_box()["y"] < 200
         new = begun(sources[2], tmp_path / "runs" / "ditto")  # a new method comes first, in the order of the folders
         step(sources[2], new, 1)
         for source, run in zip(sources, [*runs, new], strict=True):
             step(source, run, 2)
-        rounds_drawn(2)
+        follow_until("document.querySelector('#curves .chart')?.data?.every((trace) => trace.x.length === 2)")
         assert len(heights()) == 3 and heights() == sorted(heights()) != first
         assert chart.bounding_box() == pytest.approx(place, abs=1)  # although there is more above it
         assert page.locator("#comparison th[aria-sort=ascending]").inner_text().startswith("mean")

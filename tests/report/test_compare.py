@@ -18,7 +18,7 @@ from bespoke.errors import UserError
 from bespoke.files import write_atomic
 from bespoke.records import CLIENTS, FEDERATION, ROUNDS, TIMING, RunFolder
 from bespoke.report import charts, client_chart, compare, curves, find_runs, page, summarise
-from bespoke.report.page.figures import DASHES, HUES
+from bespoke.report.page.figures import HUES
 from bespoke.report.summary import Evaluations, headline, pick, population, sentence
 from bespoke.report.table import Difference, human_bytes
 
@@ -442,7 +442,7 @@ def test_clients_without_test_rows_and_refused_uploads_are_told(tmp_path):
     fake_run(tmp_path / "b", {1: [(0, 2, 2), (1, 0, 0)]}, "ditto")
     comparison = compare([tmp_path])
     assert "training population (1 without test rows left out)" in comparison.caption
-    assert comparison.warnings == ("fedavg: 1 uploads were refused and left out of the aggregate",)
+    assert comparison.warnings == ("fedavg: 1 upload was refused and left out of the aggregate",)
     assert comparison.rows[1].difference == Difference(0.5, None, None, "clients", 1)
     assert strip(comparison, "mean (std)") == ["50.0 (-)", "100.0 (-)"]
     assert strip(comparison, "minus fedavg [95 %]") == ["baseline", "+50.0"]
@@ -871,7 +871,7 @@ def test_many_lines_differ_in_more_than_their_colour(tmp_path, monkeypatch):
 def test_charts_and_pages_have_the_same_colours():
     style = (Path(page.__file__).parent / "page.css").read_text()
     assert tuple(re.findall(r"--c\d: (#\w+)", style)[: len(charts.COLOURS)]) == charts.COLOURS
-    assert len(charts.COLOURS) == HUES and len(charts.DASHES) == len(DASHES)
+    assert len(charts.COLOURS) == HUES
 
 
 def test_charts_that_cannot_be_drawn_are_refused(tmp_path):

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -316,3 +316,66 @@ def test_watch_ends_at_once_with_ctrl_c(made):
     assert process.communicate(timeout=20) == ("", "") and process.returncode == 0
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", int(url[17:-1])), timeout=1).close()
+
+
+@contextmanager
+def connected(url, count, sent=b""):
+    """Connections that have sent something and read nothing."""
+    place = url.removeprefix("http://").rstrip("/").split(":")
+    with ExitStack() as held:
+        made = [held.enter_context(socket.create_connection((place[0], int(place[1])))) for _ in range(count)]
+        for connection in made:
+            connection.sendall(sent)
+        yield made
+
+
+def test_nobody_who_sends_or_reads_slowly_delays_the_end(made, monkeypatch):
+    """Requests that come byte by byte, connections without any, and answers that nobody takes."""
+    monkeypatch.setattr(live._Handler, "timeout", None)  # a server that waited for them would never end
+    stop = threading.Event()
+
+    def dribble(connections):
+        while not stop.wait(0.02):
+            for connection in connections:
+                with suppress(OSError):
+                    connection.sendall(b"x")
+
+    def ended():
+        server.shutdown()
+        server.server_close()
+
+    server = live.Server(live.listen(0), live.Followed([made.path]))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    asking = f"GET / HTTP/1.1\r\nHost: {server.url[7:-1]}\r\n\r\n".encode()
+    with (
+        ThreadPoolExecutor(2) as pool,
+        connected(server.url, 5, b"GET / HTTP/1.1\r\nX: ") as slow,
+        connected(server.url, 5),
+        connected(server.url, 2, asking) as deaf,
+    ):
+        pool.submit(dribble, slow)
+        assert ask(server.url)[0] == 200  # those who do as they should are answered meanwhile
+        for connection in deaf:
+            assert connection.recv(1)  # its answer is under way
+        try:
+            pool.submit(ended).result(timeout=20)
+        finally:
+            stop.set()
+    with pytest.raises(OSError):
+        ask(server.url)
+
+
+def test_an_answer_that_is_under_way_arrives(made):
+    """Of a page whose server ends while it is read."""
+    server = live.Server(live.listen(0), live.Followed([made.path]))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    asking = f"GET / HTTP/1.1\r\nHost: {server.url[7:-1]}\r\n\r\n".encode()
+    with connected(server.url, 1, asking) as (reader,), ThreadPoolExecutor(1) as pool:
+        text = reader.recv(1)
+        server.shutdown()
+        ending = pool.submit(server.server_close)
+        while part := reader.recv(2**20):
+            text += part
+        ending.result()
+    head, _, body = text.partition(b"\r\n\r\n")
+    assert len(body) == int(re.search(rb"Content-Length: (\d+)", head)[1]) and body.endswith(b"</html>")

@@ -15,8 +15,22 @@ from bespoke import UserError
 from bespoke.errors import short
 from bespoke.report import compare
 from bespoke.report.page import html, page_of, render
-from bespoke.report.page.figures import MOST, Line, Strip, axis, bubbles, lines, numbers, plain, sizes, strips, thinned
+from bespoke.report.page.figures import (
+    DASHES,
+    MOST,
+    Line,
+    Strip,
+    axis,
+    bubbles,
+    lines,
+    numbers,
+    plain,
+    sizes,
+    strips,
+    thinned,
+)
 from bespoke.report.page.parts import Chart, Page, Section
+from bespoke.report.summary import often_refused
 
 
 def section(page, name):
@@ -76,6 +90,23 @@ def test_clients_before_and_after(two):
     assert texts(tables[1]) == [["pfedfda", "6", "0", "0", "+10.0", "ann: +10.0", "ann: +10.0"]]
 
 
+def test_who_is_in_no_chart_of_gains_is_named_with_the_reason(two, tmp_path):
+    personal, paired = section(two[0], "clients").charts
+    why = "no value of a shared model was recorded beside the personal one's"
+    assert personal.caption.endswith(f"The thick line is the mean. Not drawn: fedavg ({why}).")
+    assert paired.caption.endswith("The thick line is the mean.")  # who is compared with itself is no news
+    written(tmp_path / "a", before=True)
+    written(tmp_path / "b", "ditto", seed=1, before=True)
+    shown = section(page_of(tmp_path), "clients")
+    assert [chart.title for chart in shown.charts] == ["Gain by personalisation"] and shown.legend
+    assert shown.paragraphs == (
+        ("Gain over fedavg is not drawn: not the same seeds, clients and test rows as fedavg.",),
+    )
+    shown = section(page_of(tmp_path / "a", view="global"), "clients")
+    said = "Gain by personalisation is not drawn: what is compared is the shared model itself."
+    assert shown.paragraphs == ((said,),) and not shown.legend
+
+
 def test_the_worst_tenth_is_named(two):
     (table,) = section(two[0], "fairness").tables
     assert texts(table)[0] == ["fedavg", "50.0", "ann: 50.0"]
@@ -96,15 +127,86 @@ def test_partition_logged_values_and_warnings(two):
     assert "device: cpu" in section(page, "setup").details[0].text
 
 
+@pytest.mark.parametrize("told", [{}, {"conditions": ["clean", "fog:3"] * 3}])
+def test_a_methods_colour_does_not_depend_on_the_order_of_the_runs(tmp_path, told):
+    names = ["pfedfda", "fedavg", "apfl", "ditto"]
+    for name in names:
+        written(tmp_path / name, name, before=True, logged={"beta": [0.1] * 6}, **told)
+
+    def colours(order):
+        page = page_of([tmp_path / name for name in order])
+        assert page.methods == tuple(sorted(names))  # the places whose colours the legend shows
+        sections = [each for each in page.sections if each.legend or each.name == "logged"]
+        traces = [(each.name, trace) for each in sections for chart in each.charts for trace in chart.figure["data"]]
+        return {(name, trace["name"], trace["meta"]["colour"]) for name, trace in traces if "name" in trace}
+
+    found = colours(names)
+    assert found == colours(names[::-1])
+    assert {name for name, *_ in found} == {"curves", "clients", "fairness", "logged"}
+    of_methods = {(name, colour) for _, name, colour in found if name in names}
+    assert of_methods == {(name, place) for place, name in enumerate(sorted(names))}
+
+
+def test_one_evaluated_round_is_no_curve(tmp_path):
+    """Nor is a value that was logged in one round."""
+    written(tmp_path / "a", rounds=1, logged={"beta": [0.5, 0.25]})
+    written(tmp_path / "b", "ditto", every=4)
+    page = page_of(tmp_path)
+    curves, logged = section(page, "curves"), section(page, "logged")
+    assert curves.charts == () and not curves.legend
+    assert "No method has two evaluated rounds, so there is no curve to draw" in curves.paragraphs[0][0]
+    assert "<code>[evaluation] every</code>" in html(page)
+    assert [chart.title for chart in logged.charts] == ["beta of every client"]
+
+
+def test_one_evaluated_round_beside_curves_is_a_point_that_is_seen(tmp_path):
+    written(tmp_path / "a")
+    written(tmp_path / "b", "ditto", every=4)
+    for chart in section(page_of(tmp_path), "curves").charts:
+        assert chart.caption.endswith("With one value each, and so a point: ditto.")
+        sizes = {trace["name"]: trace["marker"]["size"] for trace in chart.figure["data"]}
+        assert sizes["ditto"] > 2 * sizes["fedavg"]
+
+
+def test_forty_lines_differ_and_the_legend_shows_how():
+    x = np.arange(3.0)
+    chart = lines("a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x) for i in range(40)], False, True)
+    looks = [(trace["meta"]["colour"], trace["line"]["dash"]) for trace in chart.figure["data"]]
+    assert len(set(looks)) == 40
+    text = html(
+        Page("page", "", tuple(f"m{i}" for i in range(40)), (), (Section("a", "A", charts=(chart,), legend=True),))
+    )
+    keys = re.findall(r'stroke: var\(--c(\d)\)" stroke-width="3" stroke-dasharray="([^"]*)"', text)
+    assert [(int(colour), dash) for colour, dash in keys] == [(colour, DASHES[dash]) for colour, dash in looks]
+
+
+def test_each_refusal_is_named_once(tmp_path):
+    """By client; the run's own notes at its end and the comparison's sum would say it again."""
+    run = written(tmp_path / "run", refused={"4": "it holds NaN"})
+    environment = run.read_json("environment.json")
+    notes = [*often_refused(run.rounds(), run.federation()["names"]), "the disk is slow"]
+    assert notes[0] == "4 of 4 uploads of eve were refused: it holds NaN"
+    run.write_json("environment.json", environment | {"notes": notes})
+    assert page_of(run.path).warnings == (
+        "fedavg: eve was refused 4 times: it holds NaN",
+        "fedavg: the disk is slow",
+    )
+    (run.path / "federation.json").unlink()  # then nobody knows whom the note means
+    assert page_of(run.path).warnings[0] == "fedavg: client 4 was refused 4 times: it holds NaN"
+
+
 def test_a_run_that_has_less_shows_what_it_has(tmp_path):
     run = written(tmp_path / "run")
     page = page_of(run.path)
-    assert [each.name for each in page.sections] == ["comparison", "curves", "fairness", "partition", "setup"]
+    assert [each.name for each in page.sections] == [
+        *("comparison", "curves", "clients", "fairness", "partition", "setup")
+    ]
+    assert section(page, "clients").charts == ()
     assert [chart.title for chart in section(page, "partition").charts] == ["Rows of every client"]
     for name in ("federation.json", "environment.json", "timing.jsonl"):
         (run.path / name).unlink()
     page = page_of(run.path)
-    assert [each.name for each in page.sections] == ["comparison", "curves", "fairness", "setup"]
+    assert [each.name for each in page.sections] == ["comparison", "curves", "clients", "fairness", "setup"]
     assert len(section(page, "curves").charts) == 2
     assert texts(section(page, "fairness").tables[0])[0][2] == "client 0: 60.0"
 
@@ -236,7 +338,7 @@ def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
 
 def test_many_bands_are_left_out_and_the_caption_says_so():
     x = np.arange(3.0)
-    for count, there in ((8, True), (9, False)):
+    for count, there in ((5, True), (6, False)):
         chart = lines(
             "a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x, x, x) for i in range(count)], False, True
         )
@@ -290,3 +392,17 @@ def test_the_longer_of_runs_and_settings_goes_down_the_page(tmp_path):
     (many,) = section(page_of(tmp_path), "setup").tables
     assert many.header[0] == "run"
     assert {"a", "b"} < {row[0] for row in texts(many)}
+
+
+def test_long_names_leave_room_for_the_rest(tmp_path):
+    """Of a method in a table's first column and its head, and of a logged value along a vertical axis."""
+    written(tmp_path / "a", "n" * 60, logged={"v" * 60: [0.5] * 6})
+    written(tmp_path / "b", "ditto")
+    page = page_of(tmp_path, baseline="n")
+    (table,) = section(page, "comparison").tables
+    assert len(max(table.header, key=len)) <= 40
+    by_round, _ = section(page, "logged").charts
+    assert len(by_round.figure["layout"]["yaxis"]["title"]["text"]) <= 28
+    text = html(page)
+    assert f'<th scope="row" class="long"><bdi dir="ltr">{"n" * 60}</bdi>' in text
+    assert '<th scope="row"><bdi dir="ltr">ditto</bdi>' in text

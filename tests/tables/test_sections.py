@@ -116,6 +116,8 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, monkeypatch):
         (["--table", "pfedfda/t2", "--results", "no"], "there is no folder no: name that of the results"),
         (["--table", "pfedvmp/f2", "--results", "."], "pfedvmp/f2 has no numbers that could be shown: bespoke figure"),
         (["--table", "pfedfda/t2", "runs"], "give folders of runs, or the name of a table with --table"),
+        (["runs", "--results", "results"], "--results is the folder of a table's results: name the table with --table"),
+        (["runs", "--watch", "--results", "results"], "--results is the folder of a table's results"),
         ([], "give folders of runs, or the name of a table with --table"),
         (["--table", "pfedfda/t2", "--metric", "loss"], "--table shows what a paper's table says: leave --baseline"),
         (["--table", "pfedfda/t2", "--group", "new"], "--table shows what a paper's table says: leave --baseline"),

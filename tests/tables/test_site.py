@@ -88,6 +88,15 @@ def test_a_page_for_each_paper_and_a_front_page(root, table):
     assert "- Hard: `data.alpha=0.1`, `data.replay` = 42 + seed\n- Ours: `algorithm.folds=3`" in text
 
 
+def test_a_best_method_is_told_only_where_one_can_be_judged(tmp_path):
+    """The paper's best row was not run."""
+    table = paper_tables.make(tmp_path)
+    paper_tables.put(tmp_path / "results", table, "easy/ditto", 0, 74.0)
+    paper_tables.put(tmp_path / "results", table, "easy/fedavg", 0, 10.0)
+    text = pages(tmp_path / "results", table)["maker.md"]
+    assert "1 of 2 numbers are within 1 point, 1 within 2.\n" in text and "best method" not in text
+
+
 def test_a_figure_is_shown_once_it_is_drawn(tmp_path):
     text = paper_tables.TABLE.replace('title = "', 'kind = "figure"\nfigure = "curves"\ntitle = "')
     table = paper_tables.make(tmp_path, text, "maker/f1")

@@ -385,7 +385,7 @@ def report(
         str | None,
         typer.Option(metavar="TABLE", help="Instead of runs: a paper's table that bespoke list tables shows."),
     ] = None,
-    results: Annotated[Path, typer.Option(help="With --table: folder of the results.")] = Path("results"),
+    results: Annotated[Path | None, typer.Option(help="With --table: folder of the results; default: results.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Also print the page to this file, through a browser.")] = None,
     baseline: Annotated[str | None, typer.Option(help="As for compare.")] = None,
     select: Annotated[str | None, typer.Option(help="As for compare.")] = None,
@@ -404,6 +404,8 @@ def report(
         raise UserError(
             "--table shows what a paper's table says: leave --baseline, --select, --view, --group, --metric out"
         )
+    if results is not None and table is None:
+        raise UserError("--results is the folder of a table's results: name the table with --table, or leave it out")
     made = partial(page.page_of, baseline=baseline, select=select, view=view, group=group, metric=metric)
     if watched is not None:
         if output or pdf or not folders:
@@ -414,7 +416,7 @@ def report(
     if table is not None:
         from bespoke.tables import sections
 
-        shown = sections.page_of(table, results)
+        shown = sections.page_of(table, results or Path("results"))
     else:
         shown = made(folders or [])
     page.write(shown, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from bespoke.errors import UserError
 from bespoke.report.groups import parse, people
 from bespoke.report.metrics import Scores, aggregate, seed_statistics, t_interval
-from bespoke.report.runs import Groups, Paths, differing, group_runs, metric_of, view_of
+from bespoke.report.runs import Groups, Paths, RecordedRun, differing, group_runs, metric_of, view_of
 from bespoke.report.summary import SELECTIONS
 from bespoke.report.table import Comparison, ConditionRow, Difference, Row
 from bespoke.report.units import Unit
@@ -80,8 +81,7 @@ def compare_groups(
                 warnings.append(f"{label} and {baseline} were tested on different rows, so they are not paired")
         if row.mean.mean is None:
             warnings.append(f"{label}: {metric} is not finite for some client")
-        if refused := sum(cost["refused"] for cost in costs):
-            warnings.append(f"{label}: {refused} uploads were refused and left out of the aggregate")
+        warnings += filter(None, [refusals(label, runs)])
         rows.append(row)
     rows = _of_one_kind(rows)
     others = {run.evaluations.metric for runs in groups.values() for run in runs.values()} - {metric}
@@ -102,6 +102,13 @@ def compare_groups(
         spread=_spread(rows, by),
         warnings=tuple(warnings),
     )
+
+
+def refusals(label: str, runs: Mapping[int, RecordedRun]) -> str:
+    """Return how many uploads of a method's runs were refused, in words; "" if none was."""
+    count = sum(run.costs["refused"] for run in runs.values())
+    said = "uploads were" if count > 1 else "upload was"
+    return f"{label}: {count} {said} refused and left out of the aggregate" if count else ""
 
 
 def _baseline(groups: Groups, wanted: str | None) -> str:

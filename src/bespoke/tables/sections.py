@@ -68,8 +68,10 @@ def agreement(page: Page) -> str:
     counts = page.counts
     if not counts.points:
         return ""
-    near = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
-    return f"{near}; the best method is kept in {counts.winners_kept} of {counts.columns} columns."
+    said = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
+    if counts.columns:
+        said += f"; the best method is kept in {counts.winners_kept} of {counts.columns} columns"
+    return f"{said}."
 
 
 # --- charts ---------------------------------------------------------------------------------------------------------

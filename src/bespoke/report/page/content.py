@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 from bespoke.errors import short
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
-from bespoke.report.compare import Chosen, choose, compare_groups
+from bespoke.report.compare import Chosen, choose, compare_groups, refusals
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
-from bespoke.report.page.parts import Cell, Chart, Details, Page, Section, Table
+from bespoke.report.page.parts import Cell, Chart, Code, Details, Page, Section, Table
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
-from bespoke.report.summary import trouble
+from bespoke.report.summary import often_refused, trouble
 from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
 
-NAMED = 20  # clients that a list names
+NAMED = 20  # clients or methods that a list names
+UPRIGHT = 28  # letters of a name along a vertical axis
 BEFORE = "global"  # the view of the shared model, before personalisation
 COSTS = {"bytes_up", "bytes_down"}  # logged values that are counted among the bytes
 
@@ -50,9 +51,9 @@ def page_of(
     return Page(
         title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else short(next(iter(groups)))),
         lead=comparison.title + ".",
-        methods=tuple(groups),
-        warnings=tuple(dict.fromkeys([*comparison.warnings, *_warnings(own)])),
-        sections=tuple(section for section in sections if section.charts or section.tables or section.details),
+        methods=tuple(own.places),
+        warnings=tuple(dict.fromkeys(_warnings(own))),
+        sections=tuple(each for each in sections if each.paragraphs or each.charts or each.tables or each.details),
     )
 
 
@@ -70,6 +71,11 @@ class _Runs:
     def every(self) -> list[tuple[str, RecordedRun]]:
         """Each run with the label of its method."""
         return [(label, run) for label, runs in self.groups.items() for run in runs.values()]
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each label, which has a colour: by name, so that runs in another order look the same."""
+        return {label: place for place, label in enumerate(sorted(self.groups))}
 
     @cached_property
     def _several_seeds(self) -> bool:
@@ -102,7 +108,7 @@ def _compared(own: _Runs) -> Section:
     shown = own.comparison
     header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
     several = len(shown.rows) > 1
-    header += [f"minus {short(shown.baseline, 40)} [95 %]"] if several else []
+    header += [f"minus {short(shown.baseline, 24)} [95 %]"] if several else []
     best = shown.best() if several else {}
     rows = []
     for i, (row, texts) in enumerate(zip(shown.rows, shown.cells(short)[1], strict=True)):
@@ -138,7 +144,8 @@ def _curves(own: _Runs) -> Section:
     """Return the mean over clients by round, by bytes and by seconds."""
     unit, metric = own.unit, own.comparison.metric
     drawn: dict[str, list[Line]] = {"rounds": [], "bytes": [], "seconds": []}
-    for place, (label, runs) in enumerate(own.groups.items()):
+    for label, runs in own.groups.items():
+        place = own.places[label]
         rounds, means = curve_of(runs.values(), own.view, metric, own.group)
         if not rounds:
             continue
@@ -151,10 +158,14 @@ def _curves(own: _Runs) -> Section:
             elif all(cost[name] for cost in costs):
                 x = np.array([[cost[name].get(n, math.nan) for n in rounds] for cost in costs]).mean(0)
                 lists.append(Line(label, place, place, x, values.mean(0), low, high, tuple(rounds)))
+    title = f"Test {short(metric, 40)} while training"
+    if not _curved(drawn["rounds"]):
+        told = "No method has two evaluated rounds, so there is no curve to draw; "
+        return Section("curves", title, ((told, Code("[evaluation] every"), " sets how often a run is evaluated."),))
     several = any(line.low is not None for line in drawn["rounds"])
     caption = f"Mean over {people(own.group)}, on their test rows."
     caption += " Line: mean over seeds; band: lowest to highest seed." if several else ""
-    y = axis(f"mean test {metric}{unit.name}", hoverformat=unit.code)
+    y = axis(f"mean test {short(metric, UPRIGHT - 10)}{unit.name}", hoverformat=unit.code)
     axes = {
         "rounds": ("Over rounds", whole("round", _span(drawn["rounds"])), ""),
         "bytes": ("Over bytes", axis("bytes sent and received, all clients", tickformat="~s", ticksuffix="B"), ""),
@@ -165,11 +176,16 @@ def _curves(own: _Runs) -> Section:
         ),
     }
     charts = [
-        lines(f"{title}: test {short(metric, 40)}", caption + more, x, y, drawn[name], False, name == "rounds")
-        for name, (title, x, more) in axes.items()
-        if drawn[name]
+        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], False, name == "rounds")
+        for name, (over, x, more) in axes.items()
+        if _curved(drawn[name])
     ]
-    return Section("curves", f"Test {short(metric, 40)} while training", charts=tuple(charts), legend=True)
+    return Section("curves", title, charts=tuple(charts), legend=True)
+
+
+def _curved(drawn: Sequence[Line]) -> bool:
+    """Return whether any line has two points, so that there is something to draw."""
+    return any(len(line.x) > 1 for line in drawn)
 
 
 def _span(drawn: Sequence[Line]) -> float:
@@ -206,28 +222,59 @@ class _Gains:
 
 
 def _clients(own: _Runs) -> Section:
-    """Return who gains and who loses: by personalisation, and against the baseline."""
-    personal, paired = [], []
-    theirs = own.chosen[own.comparison.baseline]
+    """Return who gains and who loses: by personalisation, and against the baseline; and who is in neither, and why."""
+    personal, paired = list[_Gains](), list[_Gains]()
+    alone, unpaired = dict[str, list[str]](), dict[str, list[str]]()  # by reason, who is left out
+    theirs, base = own.chosen[own.comparison.baseline], short(own.comparison.baseline, 40)
     for row in own.comparison.rows:
-        runs, ours = own.groups[row.label], own.chosen[row.label]
+        runs, ours, label = own.groups[row.label], own.chosen[row.label], short(row.label, 40)
         views = [_views(own, runs[seed], number) for seed, (number, _) in ours.items()]
-        personal.append(_joined(row.label, own, views))
-        if row.difference is not None:
-            both = sorted(ours.keys() & theirs.keys())
-            paired.append(_joined(row.label, own, [(runs[seed], theirs[seed][1], ours[seed][1]) for seed in both]))
-    base = short(own.comparison.baseline, 40)
+        if gains := _joined(row.label, own, views):
+            personal.append(gains)
+        else:
+            alone.setdefault(_no_gain(own, runs.values()), []).append(label)
+        if row.label == own.comparison.baseline:
+            continue
+        both = sorted(ours.keys() & theirs.keys()) if row.difference is not None else []
+        if gains := _joined(row.label, own, [(runs[seed], theirs[seed][1], ours[seed][1]) for seed in both]):
+            paired.append(gains)
+        else:
+            unpaired.setdefault(f"not the same seeds, clients and test rows as {base}", []).append(label)
     parts = [
-        ("Gain by personalisation", f"from the shared model's value ({BEFORE}) to the personal model's", personal),
-        (f"Gain over {base}", f"from {base} to the method, the same client with the same test rows", paired),
+        (
+            "Gain by personalisation",
+            f"from the shared model's value ({BEFORE}) to the personal model's",
+            personal,
+            alone,
+        ),
+        (f"Gain over {base}", f"from {base} to the method, the same client with the same test rows", paired, unpaired),
     ]
-    charts, tables = [], []
-    for title, words, found in parts:
-        rows = [gains for gains in found if gains and len(gains.names)]
+    paragraphs, charts, tables = [], [], []
+    for title, words, rows, missing in parts:
+        absent = "; ".join(f"{_listed(labels)} ({why})" for why, labels in missing.items())
         if rows:
-            charts.append(_gain_chart(own, title, words, rows))
+            charts.append(_gain_chart(own, title, words, rows, f" Not drawn: {absent}." if absent else ""))
             tables.append(_gain_table(own, title, rows))
-    return Section("clients", "Each client: who gains, who loses", (), tuple(charts), tuple(tables), legend=True)
+        elif missing:
+            paragraphs.append((f"{title} is not drawn: {absent if len(missing) > 1 else next(iter(missing))}.",))
+    title = "Each client: who gains, who loses"
+    return Section("clients", title, tuple(paragraphs), tuple(charts), tuple(tables), legend=bool(charts))
+
+
+def _no_gain(own: _Runs, runs: Collection[RecordedRun]) -> str:
+    """Return why runs show no gain by personalisation."""
+    views = {view_of(run, own.view) for run in runs}
+    if views == {BEFORE}:
+        return "what is compared is the shared model itself"
+    if any(BEFORE in run.evaluations.views for run in runs):
+        return "no client has both values"
+    return "no value of a shared model was recorded beside the personal one's"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names one after another, of very many the first ones."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 _Pair = tuple[RecordedRun, Scores, Scores]  # before and after
@@ -264,8 +311,8 @@ def _gained(own: _Runs, gains: _Gains) -> Floats:
     return (gains.after - gains.before) * (1 if own.comparison.higher else -1)
 
 
-def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> Chart:
-    code, places = own.unit.code, list(own.groups)
+def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains], absent: str) -> Chart:
+    code = own.unit.code
     found = []
     for gains in rows:
         gained = _gained(own, gains)
@@ -273,12 +320,12 @@ def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains]) -> C
             f"{plain(name)}<br>{before:{code}} to {after:{code}}: <b>{gain:+{code}}</b>"
             for name, before, after, gain in zip(gains.names, gains.before, gains.after, gained, strict=True)
         ]
-        place = places.index(gains.label)
+        place = own.places[gains.label]
         note = f": {int((gained > 0).sum())} gain, {int((gained < 0).sum())} lose"
         found.append(Strip(gains.label, place, place, gained, hover, note))
     points = "percentage points" if own.unit.sign else own.comparison.metric
     x = axis(f"{'gain' if own.comparison.higher else 'reduction'} in {points}", ticksuffix="")
-    caption = f"A point is a client: {words}; right of 0 is better. The thick line is the mean."
+    caption = f"A point is a client: {words}; right of 0 is better. The thick line is the mean.{absent}"
     return strips(title, caption, x, found, zero=True)
 
 
@@ -288,7 +335,7 @@ def _gain_table(own: _Runs, title: str, rows: Sequence[_Gains]) -> Table:
         gained = _gained(own, gains)
         low, high = int(gained.argmin()), int(gained.argmax())
         counts = [int((gained > 0).sum()), int((gained == 0).sum()), int((gained < 0).sum())]
-        ends = [Cell(f"{short(gains.names[i], 40)}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
+        ends = [Cell(f"{short(gains.names[i], 28)}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
         median = float(np.median(gained))
         middle = Cell(f"{median:+{unit.code}}", median)
         body.append((Cell(short(gains.label)), *(Cell(str(n), n) for n in counts), middle, *ends))
@@ -304,7 +351,7 @@ def _fairness(own: _Runs) -> Section:
     """Return the distribution over clients and the worst tenth by name."""
     unit, metric, higher = own.unit, own.comparison.metric, own.comparison.higher
     found, body = [], []
-    for place, label in enumerate(own.groups):
+    for label in own.groups:
         values: list[float] = []
         hover: list[str] = []
         for run, scores in own.scored(label):
@@ -320,14 +367,13 @@ def _fairness(own: _Runs) -> Section:
             worst = order[: tenth(len(order))]
             if not len(worst):
                 continue
-            listed = ", ".join(f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst[:NAMED])
-            listed += f" and {len(worst) - NAMED} more" if len(worst) > NAMED else ""
+            listed = _listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst])
             mean = float(own_values[worst].mean())
             several = len(own.groups[label]) > 1
             body.append(
                 (Cell(short(label) + (seed if several else "")), Cell(f"{mean:{unit.code}}", mean), Cell(listed))
             )
-        found.append(Strip(label, place, place, np.array(values, dtype=np.float64), hover))
+        found.append(Strip(label, own.places[label], own.places[label], np.array(values, dtype=np.float64), hover))
     x = axis(f"test {metric}{unit.name}")
     caption = f"A point is a client ({people(own.group)}), the thick line the mean over clients."
     chart = strips(f"Test {short(metric, 40)} of every client", caption, x, found)
@@ -375,7 +421,7 @@ def _logged(own: _Runs) -> Section:
     last: dict[str, list[Strip]] = {}
     by_round: dict[str, list[Line]] = {}
     several_kinds = False
-    for place, label in enumerate(own.groups):
+    for label, place in own.places.items():
         values, final = _logged_by(own, label)
         for (name, condition), ends in final.items():
             said = f"{label}, {condition}" if condition else label
@@ -393,10 +439,10 @@ def _logged(own: _Runs) -> Section:
     for name, rows in last.items():
         title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
         scale = _scale(np.concatenate([row.values for row in rows]))
-        if drawn := by_round.get(name):
+        if _curved(drawn := by_round.get(name, [])):
             caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
             caption += "band: from the tenth to the ninetieth percentile."
-            along, up = whole("round", _span(drawn)), axis(title) | scale
+            along, up = whole("round", _span(drawn)), axis(short(name, UPRIGHT)) | scale
             charts.append(lines(f"{title} by round", caption, along, up, drawn, several_kinds, True))
         caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))
@@ -524,21 +570,33 @@ def _setup(own: _Runs) -> Section:
 
 
 def _warnings(own: _Runs) -> list[str]:
-    """Return what a reader should know of single runs: refused and missing clients, notes, clients without rows."""
-    found = []
+    """Return what a reader should know: of the comparison, and of single runs, who was refused, missing or untested.
+
+    Refusals are told once, by client: their sum, and what the run noted of them at its end, say the same again.
+    """
+    sums = {refusals(label, runs) for label, runs in own.groups.items()}
+    found = [text for text in own.comparison.warnings if text not in sums]
     for label, run in own.every:
         said = list(filter(None, [trouble(run.costs)]))
+        told = {*said, *_noted(run)}
         for what in ("refused", "missing"):
             said += _left_out(own, run, what)
-        notes = run.environment.get("notes", [])
-        said += [short(str(note), 400) for note in (*run.costs["notes"], *(notes if isinstance(notes, list) else ()))]
+        noted = run.environment.get("notes", [])
+        notes = [*run.costs["notes"], *(noted if isinstance(noted, list) else ())]
+        said += [short(str(note), 400) for note in notes if note not in told]
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
-            names = ", ".join(short(own.name(run, client), 40) for client in without[:NAMED])
-            more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-            said.append(f"without test rows: {names}{more}")
+            said.append(f"without test rows: {_listed([short(own.name(run, client), 40) for client in without])}")
         where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
         found += [f"{where}: {text}" for text in said]
     return found
+
+
+def _noted(run: RecordedRun) -> list[str]:
+    """Return what the run noted of refusals at its end; nothing where it does not name its clients."""
+    names = run.federation.get("names", ())
+    refused = {client for row in run.rounds for client in row["refused"]}
+    known = refused <= {str(client) for client in range(len(names))}
+    return often_refused(run.rounds, names) if known else []
 
 
 def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:

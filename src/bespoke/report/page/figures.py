@@ -20,9 +20,16 @@ from bespoke.report.charts import COLOURS, swarm
 from bespoke.report.page.parts import Chart
 
 MOST = 20_000  # points of a chart
-BANDS = 8  # bands of a chart
+BANDS = 5  # bands of a chart, which more would make a mud of colours
 HUES = len(COLOURS)  # of the theme; a line beyond them has another dash
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = {  # plotly's name of a line's, and the lengths of the same in the page's legend
+    "solid": "none",
+    "dash": "8 4",
+    "dot": "3 3",
+    "dashdot": "8 3 2 3",
+    "longdash": "14 4",
+    "longdashdot": "14 3 2 3",
+}
 BELOW = {"orientation": "h", "y": -0.16, "yanchor": "top"}  # a legend
 Floats = NDArray[np.float64]
 
@@ -94,8 +101,8 @@ def lines(
                 "x": xs,
                 "y": ys,
                 "mode": "lines+markers" if len(xs) < 25 else "lines",
-                "line": {"dash": DASHES[line.colour // HUES % len(DASHES)], "width": 2},
-                "marker": {"size": 5},
+                "line": {"dash": [*DASHES][line.colour // HUES % len(DASHES)], "width": 2},
+                "marker": {"size": 5 if len(xs) > 1 else 11},
                 "name": name,
                 "showlegend": legend,
                 "meta": {**meta, "label": name},
@@ -106,6 +113,8 @@ def lines(
     layout = {"xaxis": x, "yaxis": y, "height": 340, "hovermode": "closest", "showlegend": legend}
     if legend:
         layout |= {"legend": BELOW | {"y": -0.25}, "height": 400}
+    if alone := [short(line.label, 40) for line in drawn if len(line.x) == 1]:
+        caption += f" With one value each, and so a point: {', '.join(alone)}."
     if bands > BANDS:
         caption += f" The bands of {bands} lines would cover each other and are left out."
     if kept < points:

@@ -33,7 +33,8 @@ HOST, PORT = "127.0.0.1", 8470  # where a page is served unless somebody says ot
 NAMED = 3  # runs that the line at the top names
 REST = 5  # times as long as a page took to make, until the next one is made
 SILENT = 1.5  # seconds after which a page that did not ask is gone; it asks every second
-GRACE = 20.0  # seconds for the other process to end
+LAST = 1.0  # seconds for answers that are under way to arrive once the page ends
+GRACE = 20.0  # seconds for the other process to end: it may have a large page to make
 
 _SUMMARY = "summary.json"
 _FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, _SUMMARY, "environment.json", probes.NAME)  # that change with a run
@@ -241,9 +242,9 @@ def _url(listening: socket.socket) -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page; ended as a context, it lets answers that are under way arrive."""
+    """Serves the page; ended as a context, it lets answers under way arrive, but waits for nobody's request."""
 
-    daemon_threads = False
+    daemon_threads = True  # so that nobody who reads or writes slowly keeps the process
 
     def __init__(self, listening: socket.socket, followed: Followed) -> None:
         """Answer on a socket that listens."""
@@ -252,14 +253,43 @@ class Server(ThreadingHTTPServer):
         self.socket = listening
         self.url, self.followed = _url(listening), followed
         self.asked = -SILENT  # when a page last asked for what is new
+        self._open: set[socket.socket] = set()
+        self._changed = threading.Condition()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, and remember the connection until it is closed."""
+        with self._changed:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        super().shutdown_request(request)
+        with self._changed:
+            self._open.discard(request)
+            self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: somebody has closed a page."""
+
+    def server_close(self) -> None:
+        """Stop listening; requests that have not arrived are over at once, answers that have not after `LAST`."""
+        super().server_close()
+        with self._changed:
+            self._cut(socket.SHUT_RD)
+            self._changed.wait_for(lambda: not self._open, LAST)
+            self._cut(socket.SHUT_RDWR)
+
+    def _cut(self, how: int) -> None:
+        for connection in self._open:
+            with contextlib.suppress(OSError):  # whoever was there has gone
+                connection.shutdown(how)
 
     def end(self) -> None:
         """Let pages that are open take the last state, and stop."""
         self.followed.over = True
         if time.monotonic() - self.asked < SILENT:
+            self.followed.newest()  # made before anybody waits for it
             time.sleep(SILENT)
         self.shutdown()
 

@@ -124,14 +124,19 @@ document.addEventListener("click", ({ target }) => { // for elements that come l
 });
 
 const PRINTED = 680; // pixels of a printed page's width
-let before = theme;
+const APPENDIX = 5; // runs whose settings are printed: those of many would be most of the print
+let before = theme, unfolded = [];
 addEventListener("beforeprint", () => {
   before = theme;
   show("light");
+  const folded = [...document.querySelectorAll(".folded")];
+  unfolded = [...document.querySelectorAll(".warnings"), ...(folded.length > APPENDIX ? [] : folded)].filter((each) => !each.open);
+  for (const each of unfolded) each.open = true;
   for (const place of places()) draw(place, PRINTED);
 });
 addEventListener("afterprint", () => {
   show(before);
+  for (const each of unfolded) each.open = false;
   for (const place of places()) draw(place).then(() => Plotly.Plots.resize(place)); // plotly keeps the print's width
 });
 

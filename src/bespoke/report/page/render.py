@@ -17,7 +17,7 @@ from typing import Any
 
 from bespoke.errors import UserError, reason, short
 from bespoke.files import check_out, write_atomic
-from bespoke.report.page.figures import HUES
+from bespoke.report.page.figures import DASHES, HUES
 from bespoke.report.page.parts import Live, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
@@ -53,6 +53,7 @@ def html(page: Page, live: Live | None = None, bare: bool = False) -> str:
         page=page,
         live=live,
         hues=HUES,
+        dashes=[*DASHES.values()],
         style=Markup(_own("page.css")),
         plotly=Markup(plotly),
         script=Markup(script),
