@@ -70,8 +70,8 @@ def test_what_is_said_below_it(page):
         "† the method's source has changed since.",
         "failed: other/ditto, seed 0: the memory is too small",
         "hard/ours: one earlier result with other settings is kept beside it.",
-        "Hard, FedAvg: -2.5. No reason is known yet.",
-        "Hard, Ours: +10.0. The paper's is a misprint. (results/proof.json)",
+        "Hard: FedAvg -2.5. No reason is known yet.",
+        "Hard: Ours +10.0. The paper's is a misprint. (results/proof.json)",
     ):
         assert said.count(sentence) == 1, sentence
     assert sum(line.startswith("* further") for line in said) == 1

@@ -83,7 +83,7 @@ def test_a_page_for_each_paper_and_a_front_page(root, table):
     text = found["maker.md"]
     assert "## Table 1: Accuracy by data set\n\nTwo data sets.\n" in text
     assert "1 of 3 numbers are within 1 point, 1 within 2; the best method is kept in 1 of 1 columns." in text
-    assert "- Easy, Ours: +13.7. No reason is known yet." in text
+    assert "- Easy: FedAvg -52.5, Ours +13.7. No reason is known yet." in text
     assert "[easy](../../experiments/maker/easy.toml)" in text and "[results](../../results/maker/t1)" in text
     assert "- Hard: `data.alpha=0.1`, `data.replay` = 42 + seed\n- Ours: `algorithm.folds=3`" in text
 
@@ -133,7 +133,18 @@ def test_the_state_of_all_tables(root, table):
 def test_a_reason_stands_beside_its_number(root, table):
     keep(root, "maker/t1/easy/ours")
     text = pages(root, table)["maker.md"]
-    assert "- Easy, Ours: +13.7. It is so. (results/proof.json)" in text and "Reasons kept" not in text
+    told = ["- Easy: Ours +13.7. It is so. (results/proof.json)", "- Easy: FedAvg -52.5. No reason is known yet."]
+    assert "\n".join(told) in text and "Reasons kept" not in text
+
+
+def test_a_reason_that_several_numbers_share_is_told_once(root, table):
+    paper_tables.put(root, table, "hard/ours", 0, 90.0)
+    keep(root, "maker/t1/easy/ours")
+    with (root / "reasons.toml").open("a", encoding="utf-8") as file:
+        file.write('also = ["maker/t1/easy/fedavg", "maker/t1/hard/ours"]\n')
+    text = pages(root, table)["maker.md"]
+    assert text.count("It is so.") == 1
+    assert re.search(r"^- Easy: FedAvg -52.5, Ours \+13.7; Hard: Ours \+[\d.]+. It is so. \(", text, re.MULTILINE)
 
 
 def test_a_reason_outlives_its_mark(root, table):

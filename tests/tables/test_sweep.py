@@ -1,5 +1,6 @@
 """A sweep: one training for several cells, results that are whole or not there, and nothing run twice."""
 
+import dataclasses
 import json
 import os
 import shutil

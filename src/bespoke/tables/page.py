@@ -245,14 +245,17 @@ class Page:
 
     @cached_property
     def misses(self) -> list[str]:
-        """Every marked number with its difference and its reason, a sentence or two each."""
-        said = []
+        """Every marked number with its difference: those with one reason together, those without one last."""
+        told: dict[Reason | None, dict[str, list[str]]] = {}
         for column in self.beside.columns:
-            for number in column.numbers:
-                if number.marked:
-                    told = f"{column.cell.name}, {number.entry.row.name}: {self._difference(number)}."
-                    said.append(f"{told} {explained(self.reasons.get(number.id))}")
-        return said
+            for number in filter(lambda number: number.marked, column.numbers):
+                by_column = told.setdefault(self.reasons.get(number.id), {})
+                one = f"{number.entry.row.name} {self._difference(number)}"
+                by_column.setdefault(column.cell.name, []).append(one)
+        said = {
+            why: "; ".join(f"{name}: {', '.join(own)}" for name, own in found.items()) for why, found in told.items()
+        }
+        return [f"{said[reason]}. {explained(reason)}" for reason in sorted(said, key=lambda reason: reason is None)]
 
     # --- as it is shown ---------------------------------------------------------------------------------------------
 

@@ -122,8 +122,11 @@ class Site:
         return [*lines, *(line for other in others for line in ("", *markdown.section_lines(other, target, 3)))]
 
     def _reasons_kept(self, pages: Sequence[Page]) -> list[str]:
-        numbers = [number for page in pages for number in page.beside.numbers if not number.marked]
-        return [f"{n.id}: {explained(self.reasons[n.id])}" for n in numbers if n.id in self.reasons]
+        kept: dict[reasons.Reason, list[str]] = {}
+        for number in (number for page in pages for number in page.beside.numbers if not number.marked):
+            if number.id in self.reasons:
+                kept.setdefault(self.reasons[number.id], []).append(number.id)
+        return [f"{', '.join(ids)}: {explained(reason)}" for reason, ids in kept.items()]
 
     def check(self) -> None:
         """Refuse reasons for numbers that no table has, and evidence that is not there."""
