@@ -196,7 +196,10 @@ def _machine(there: Mapping[str, Mapping[int, Result]]) -> str:
     """Return what the trainings ran on and how many there are, as sentences."""
     told = [result.content["environment"] for own in there.values() for result in own.values()]
     if not told:
-        return "Nothing has been run yet."
+        return (
+            "Nothing has been run with these settings yet. What other pages cite are [earlier results](fmnist_all.jsonl), "
+            "30 rounds with the methods' own numbers of steps."
+        )
     where = dict.fromkeys(f"{each['device']} in {each.get('precision', 'fp32')}" for each in told)
     missing = len(there) * SEEDS - len(told)
     left = f" Of {len(there) * SEEDS} numbers {missing} are missing." if missing else ""
