@@ -197,8 +197,8 @@ def _machine(there: Mapping[str, Mapping[int, Result]]) -> str:
     told = [result.content["environment"] for own in there.values() for result in own.values()]
     if not told:
         return (
-            "Nothing has been run with these settings yet. What other pages cite are [earlier results](fmnist_all.jsonl), "
-            "30 rounds with the methods' own numbers of steps."
+            "Nothing has been run with these settings yet. What other pages cite are "
+            "[earlier results](fmnist_all.jsonl), 30 rounds with the methods' own numbers of steps."
         )
     where = dict.fromkeys(f"{each['device']} in {each.get('precision', 'fp32')}" for each in told)
     missing = len(there) * SEEDS - len(told)
