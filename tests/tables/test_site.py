@@ -76,9 +76,7 @@ def test_the_example_of_a_table_in_the_documents_can_be_run(tmp_path):
 def test_a_page_for_each_paper_and_a_front_page(root, table):
     found = pages(root, table)
     assert {*found} == {"README.md", "maker.md"}
-    row = (
-        "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 1 of 3 | 1 of 3 | 0 | 2 | 1 of 1 | 0 | 230 s on NVIDIA H200 |"
-    )
+    row = "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 1 of 3 | 1 of 3 | 0 | 2 | 1 of 1 | 0 | about 230 s on one NVIDIA H200 |"
     assert row in found["README.md"]
     text = found["maker.md"]
     assert "## Table 1: Accuracy by data set\n\nTwo data sets.\n" in text
@@ -112,19 +110,26 @@ def test_a_training_is_counted_once(root, table):
     assert site.gather(root, [table]).as_dict()["seconds"] == {"NVIDIA H200": 230.0}
 
 
+def test_a_training_side_by_side_with_others_counts_for_its_share(root, table):
+    shared = {"device": "NVIDIA H200", "precision": "bf16", "side_by_side": 4}
+    paper_tables.put(root, table, "easy/ditto", 0, 74.0, environment=shared)  # 100 s
+    text = pages(root, table)["maker.md"]
+    assert "\nTraining: about 155 s on one NVIDIA H200.\n" in text
+
+
 def test_results_with_other_settings_are_told_and_their_time_counts(root, table):
     paper_tables.put(root, table, "hard/ours", 0, 60.0, settings=paper_tables.other_settings(table, "hard/ours"))
     lines = site.gather(root, [table]).text().splitlines()
     assert lines[-2].startswith(
         "1 result was made with other settings than the table has now, or read otherwise, and is left out"
     )
-    assert lines[-1] == "330 s on NVIDIA H200"
+    assert lines[-1] == "about 330 s on one NVIDIA H200"
 
 
 def test_the_state_of_all_tables(root, table):
     lines = site.gather(root, [table]).text().splitlines()
     assert lines[1].split()[:3] == ["maker/t1", "12", "3"] and lines[2].split()[:3] == ["all", "12", "3"]
-    assert lines[-1] == "230 s on NVIDIA H200"
+    assert lines[-1] == "about 230 s on one NVIDIA H200"
 
 
 # --- reasons --------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Site:
     pages: tuple[Page, ...]
     reasons: dict[str, reasons.Reason]
     trainings: dict[str, Result]  # every result of a training once, by its settings
-    papers: dict[str, dict[str, None]]  # the trainings of each paper's folder, in order
+    needed: dict[str, set[str]]  # the trainings of each table
 
     # --- the state of everything ------------------------------------------------------------------------------------
 
@@ -53,16 +53,19 @@ class Site:
         return {"tables": tables, "seconds": self._spent(self.trainings)}
 
     def _spent(self, keys: Iterable[str]) -> dict[str, float]:
-        """Return the seconds of trainings by device."""
+        """Return the seconds that trainings took of each device: of several side by side each counts for its share."""
         seconds: dict[str, float] = {}
         for key in keys:
             content = self.trainings[key].content
-            device = str(content.get("environment", {}).get("device", "unknown device"))
-            seconds[device] = seconds.get(device, 0.0) + float(content.get("seconds") or 0.0)
+            environment = content.get("environment", {})
+            device = str(environment.get("device", "unknown device"))
+            own = float(content.get("seconds") or 0.0) / (environment.get("side_by_side") or 1)
+            seconds[device] = seconds.get(device, 0.0) + own
         return dict(sorted(seconds.items()))
 
     def _spent_told(self, keys: Iterable[str]) -> str:
-        return "; ".join(f"{value:,.0f} s on {device}" for device, value in self._spent(keys).items()) or "nothing run"
+        told = (f"about {value:,.0f} s on one {device}" for device, value in self._spent(keys).items())
+        return "; ".join(told) or "nothing run"
 
     # --- the pages --------------------------------------------------------------------------------------------------
 
@@ -71,7 +74,7 @@ class Site:
         by_paper: dict[str, list[Page]] = {}
         for page in self.pages:
             by_paper.setdefault(page.beside.table.name.partition("/")[0], []).append(page)
-        papers = {f"{name}.md": self._paper(own, out, name) for name, own in by_paper.items()}
+        papers = {f"{name}.md": self._paper(own, out) for name, own in by_paper.items()}
         return {FRONT: self._front(by_paper), **papers}
 
     def _front(self, by_paper: dict[str, list[Page]]) -> str:
@@ -79,7 +82,7 @@ class Site:
         for name, pages in by_paper.items():
             counts = sum((page.counts for page in pages), Counts())
             link = f"[{for_markdown(pages[0].beside.table.paper)}]({name}.md)"
-            rows.append([link, *_state(counts).values(), self._spent_told(self.papers[name])])
+            rows.append([link, *_state(counts).values(), self._spent_told(self._trainings_of(pages))])
         total = sum((page.counts for page in self.pages), Counts())
         rows.append(["all", *_state(total).values(), self._spent_told(self.trainings)])
         lines = [
@@ -95,7 +98,7 @@ class Site:
         ]
         return "\n".join(lines) + "\n"
 
-    def _paper(self, pages: Sequence[Page], out: Path, name: str) -> str:
+    def _paper(self, pages: Sequence[Page], out: Path) -> str:
         lines = [f"# {for_markdown(pages[0].beside.table.paper)}", _WRITTEN]
         for page in pages:
             lines += ["", *self._section(page, out)]
@@ -109,7 +112,8 @@ class Site:
                 "",
                 *markdown.item_lines((line,) for line in kept),
             ]
-        lines += ["", f"Training: {self._spent_told(self.papers[name])}. [All papers](README.md)"]
+        told = self._spent_told(self._trainings_of(pages))
+        lines += ["", f"Training of all tables: {told}. [All papers](README.md)"]
         return "\n".join(lines) + "\n"
 
     def _section(self, page: Page, out: Path) -> list[str]:
@@ -119,7 +123,12 @@ class Site:
         drawn = f"{table.name.replace('/', '_')}.png"
         lines = markdown.section_lines(first, target)
         lines += ["", f"![{for_markdown(table.source)}]({drawn})"] if (out / drawn).is_file() else []
+        if own := self.needed[table.name]:
+            lines += ["", f"Training: {self._spent_told(own)}."]
         return [*lines, *(line for other in others for line in ("", *markdown.section_lines(other, target, 3)))]
+
+    def _trainings_of(self, pages: Iterable[Page]) -> set[str]:
+        return set[str]().union(*(self.needed[page.beside.table.name] for page in pages))
 
     def _reasons_kept(self, pages: Sequence[Page]) -> list[str]:
         kept: dict[reasons.Reason, list[str]] = {}
@@ -149,16 +158,16 @@ def gather(root: Path, tables: Sequence[Table] | None = None) -> Site:
     known, reader = reasons.read(root), Reader(root)
     pages = tuple(Page(reader.beside(table), known) for table in tables)
     trainings: dict[str, Result] = {}
-    papers: dict[str, dict[str, None]] = {}
+    needed: dict[str, set[str]] = {}
     for table in tables:
-        own = papers.setdefault(table.name.partition("/")[0], {})
+        own = needed.setdefault(table.name, set())
         for entry in filter(lambda entry: entry.runs, table.entries):
             there, outdated = reader.results(entry)
             for result in [*there.values(), *outdated, *reader.tries(entry)]:
                 if result.done:
                     trainings.setdefault(_training(result), result)
-                    own.setdefault(_training(result))
-    return Site(root, pages, known, trainings, papers)
+                    own.add(_training(result))
+    return Site(root, pages, known, trainings, needed)
 
 
 def _training(result: Result) -> str:
@@ -197,6 +206,6 @@ _LEGEND = [
     "hand: the data are not there, so nothing is run. Stand-ins are run on other data, labelled, and never held",
     "against the paper's. The other numbers are run as the paper tells; those in percent are counted as within 1 or 2",
     "points of the published ones. The best method is kept where the paper's best of a column is ours too, among the",
-    "methods that were run. Training is the time of all trainings, each counted once; the times of trainings side by",
-    "side are added up.",
+    "methods that were run. Training is the time of a whole device, each training counted once: of several side by",
+    "side each counts for its share, so a little more passes where fewer are left at the end.",
 ]
