@@ -427,7 +427,7 @@ def test_the_toy_federation_is_as_awkward_as_promised() -> None:
     from bespoke.contract import SIZES, toy
 
     pool, _, _ = toy()
-    assert min(SIZES) == 1 and max(SIZES) == 64 and len(SIZES) == 7
+    assert min(SIZES) == 1 and max(SIZES) == 32 and len(SIZES) == 7
     classes = [set(pool.y[pool.train.client(i)].tolist()) for i in range(pool.total_clients)]
     assert classes[4] == {1} and classes[2] <= {0, 1} and {0, 1, 2} in classes
     assert pool.num_clients == 7 and pool.total_clients == 8
