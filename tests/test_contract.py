@@ -1,6 +1,6 @@
 """The contract suite: every check over every method, and proof that each check can fail."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import pytest
@@ -12,6 +12,15 @@ from bespoke.core import rng, tree
 from bespoke.core.algorithm import Algorithm
 
 TOLERANCE = {"pfedvmp": 1e-8}  # it squares the inverse of a Gram matrix, which costs a digit
+
+# What is repeated at the default settings is repeated less often here: the same code, in half the time.
+FEWER = {
+    "fedala": {"first_passes": 3},
+    "fedrep": {"head_epochs": 3},
+    "pfedbred": {"prox_steps": 2},
+    "pfedme": {"inner_steps": 2},
+    "self_fl": {"max_steps": 12, "default_steps": 6},
+} | {name: {"finetune_epochs": 2} for name in ("fedavg_ft", "fedbabu", "fedep_ft", "fedpa_ft", "qlsd_ft")}
 
 CASES = [
     pytest.param(name, check, id=f"{name}-{check}", marks=pytest.mark.xdist_group(name))
@@ -29,7 +38,8 @@ def test_tests_of_a_group_stay_together(request) -> None:
 
 @pytest.mark.parametrize(("name", "check"), CASES)
 def test_contract(name: str, check: str) -> None:
-    CHECKS[check](Subject(ALGORITHMS[name](), tolerance=TOLERANCE.get(name, 1e-9)))
+    method = replace(ALGORITHMS[name](), **FEWER.get(name, {}))
+    CHECKS[check](Subject(method, tolerance=TOLERANCE.get(name, 1e-9)))
 
 
 class Toy(Algorithm):
