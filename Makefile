@@ -15,6 +15,8 @@ federation-demo: $(FLOWER)
 # Two workers with one thread each: torch's own threads would only fight over the cores.
 test test-slow fuzz: export OMP_NUM_THREADS = 1
 test test-slow fuzz: export MKL_NUM_THREADS = 1
+# Compiled files are kept, wherever the variable comes from: rewriting the tests' assertions takes as long as importing.
+test test-slow fuzz: export PYTHONDONTWRITEBYTECODE =
 
 test: $(FLOWER)
 	$(BIN)/ruff format --check .

@@ -4,13 +4,16 @@ A document becomes one Python program with the same line numbers: lines of pytho
 lines that start with `bespoke` in shell blocks become calls, every other line becomes empty. So the blocks of
 a document share their names and a working folder, and a traceback names the document's own line. A block
 right below the comment `<!-- not run: reason -->` is left out. A document has a process of its own; the many pages of
-methods share one, each with names and a folder of its own, since starting Python takes longer than most of them. For
-the same reason a command is no new Python: a process that has only imported torch and the program forks for each.
+methods share one, each with names and a folder of its own. Importing torch takes longer than most documents run: a
+process that has imported what the library needs, but not the library, forks for each document; and in a document, one
+that has also imported the program forks for each command.
 """
 
+import atexit
 import functools
 import importlib
 import inspect
+import json
 import operator
 import os
 import re
@@ -79,13 +82,46 @@ def run(text: str, folder: Path, name: str = "document.md") -> subprocess.Comple
 
 
 def python(folder: Path, driver: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a driver with the `bespoke` of this environment."""
+    """Run a driver in a folder, in a process forked from one that has imported torch."""
+    out, err = folder / "stdout", folder / "stderr"
+    forking = warm()
+    forking.stdin.write(json.dumps([str(folder), TYPING + driver, words]) + "\n")
+    forking.stdin.flush()
+    code = int(forking.stdout.readline())
+    return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+
+
+@functools.cache
+def warm() -> subprocess.Popen[str]:
+    """The process that forks, with the `bespoke` of this environment on its path; it ends with this one."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "PYTHONWARNINGS": "error", "MPLBACKEND": "Agg"}
     # with -c, so that a process which a document starts does not begin with the document again
-    whole = [sys.executable, "-c", TYPING + driver, *words]
-    return subprocess.run(whole, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    forking = subprocess.Popen(
+        [sys.executable, "-c", FORKING], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(forking.communicate)
+    return forking
 
+
+FORKING = r"""
+import gc, json, os, signal, sys
+import matplotlib.pyplot, sklearn.datasets, torch
+
+gc.freeze()
+for line in sys.stdin:
+    folder, driver, words = json.loads(line)
+    if not (child := os.fork()):
+        os.chdir(folder)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.alarm(600)
+        sys.argv = ["-c", *words]
+        exec(compile(driver, "driver", "exec"), {"__name__": "__main__"})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 TYPING = r"""
 import json, os, pathlib, re, shlex, socket, subprocess, sys
@@ -94,7 +130,7 @@ served, asking = socket.socketpair()
 
 
 def serve():
-    import torch, bespoke.cli.main, bespoke.runs.api
+    import bespoke.cli.main, bespoke.runs.api
     with served, served.makefile("r") as lines:
         for line in lines:
             folder, words = json.loads(line)

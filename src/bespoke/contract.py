@@ -1,6 +1,6 @@
 """What every method must satisfy, as checks on a small federation: ``bespoke.check_method(Mine())``.
 
-The federation is awkward on purpose: clients with 1 to 64 rows, one with a single class, absent classes,
+The federation is awkward on purpose: clients with 1 to 32 rows, one with a single class, absent classes,
 four of seven clients per round, and a new client that never trains.
 """
 
@@ -30,7 +30,7 @@ from bespoke.errors import reason
 from bespoke.models.layers import Dropout
 from bespoke.runs.federation import Federation
 
-SIZES = (1, 64, 9, 33, 5, 48, 17)  # of the training clients; a new client with 12 rows is added
+SIZES = (1, 32, 9, 25, 5, 24, 17)  # of the training clients; a new client with 12 rows is added
 ROUNDS, COHORT, CLASSES, DIM, SEED = 4, 4, 3, 5, 11
 COMPANY = (4, 6)  # clients of 5 and 17 rows, beside whom another may be the smallest or the largest
 EXACT = 0.0

@@ -23,6 +23,7 @@ SHIPPED = {
 }
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 with_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs the extra onnx")
+pytestmark = pytest.mark.xdist_group("exporting")  # the first export in a process imports half of torch
 
 
 def predictors():
