@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import short
+from bespoke.errors import listed, short
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, choose, compare_groups, refusals
@@ -251,7 +251,7 @@ def _clients(own: _Runs) -> Section:
     ]
     paragraphs, charts, tables = [], [], []
     for title, words, rows, missing in parts:
-        absent = "; ".join(f"{_listed(labels)} ({why})" for why, labels in missing.items())
+        absent = "; ".join(f"{listed(labels, NAMED)} ({why})" for why, labels in missing.items())
         if rows:
             charts.append(_gain_chart(own, title, words, rows, f" Not drawn: {absent}." if absent else ""))
             tables.append(_gain_table(own, title, rows))
@@ -269,12 +269,6 @@ def _no_gain(own: _Runs, runs: Collection[RecordedRun]) -> str:
     if any(BEFORE in run.evaluations.views for run in runs):
         return "no client has both values"
     return "no value of a shared model was recorded beside the personal one's"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return names one after another, of very many the first ones."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 _Pair = tuple[RecordedRun, Scores, Scores]  # before and after
@@ -367,11 +361,11 @@ def _fairness(own: _Runs) -> Section:
             worst = order[: tenth(len(order))]
             if not len(worst):
                 continue
-            listed = _listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst])
+            named = listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst], NAMED)
             mean = float(own_values[worst].mean())
             several = len(own.groups[label]) > 1
             body.append(
-                (Cell(short(label) + (seed if several else "")), Cell(f"{mean:{unit.code}}", mean), Cell(listed))
+                (Cell(short(label) + (seed if several else "")), Cell(f"{mean:{unit.code}}", mean), Cell(named))
             )
         found.append(Strip(label, own.places[label], own.places[label], np.array(values, dtype=np.float64), hover))
     x = axis(f"test {metric}{unit.name}")
@@ -585,7 +579,7 @@ def _warnings(own: _Runs) -> list[str]:
         notes = [*run.costs["notes"], *(noted if isinstance(noted, list) else ())]
         said += [short(str(note), 400) for note in notes if note not in told]
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
-            said.append(f"without test rows: {_listed([short(own.name(run, client), 40) for client in without])}")
+            said.append(f"without test rows: {listed([short(own.name(run, client), 40) for client in without], NAMED)}")
         where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
         found += [f"{where}: {text}" for text in said]
     return found

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import short
+from bespoke.errors import listed, short
 from bespoke.report.charts import COLOURS, swarm
 from bespoke.report.page.parts import Chart
 
@@ -280,8 +280,7 @@ def scatter(
     middles = np.stack([flat[named == label].mean(0) for label in labels])
     spread = float(np.sqrt(np.square(flat - middles[[labels.index(m) for m in marks]]).sum(1).mean()))
     apart = float(np.sqrt(np.square(middles - flat.mean(0)).sum(1).mean()))
-    told = f"{len(flat):,} points in {len(labels)} groups: {', '.join(short(label, 30) for label in labels[:20])}"
-    told += f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    told = f"{len(flat):,} points in {len(labels)} groups: {listed([short(label, 30) for label in labels], 20)}"
     told += f". The groups' middles are {apart:.3g} from the middle of all; points are {spread:.3g} from their own."
     return Chart(title, caption, told, _figure(data, layout), wide=False)
 
