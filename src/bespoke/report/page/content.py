@@ -94,6 +94,10 @@ class _Runs:
         name = f"client {name}" if name.isdigit() else name  # a number alone would read as a value
         return name + (f" (seed {run.seed})" if self._several_seeds else "")
 
+    def titled(self, label: str, run: RecordedRun) -> str:
+        """Return the label of a run's method, with the seed where the method has several."""
+        return short(label) + (f", seed {run.seed}" if len(self.groups[label]) > 1 else "")
+
     def scored(self, label: str) -> Iterator[tuple[RecordedRun, Scores]]:
         """Yield each seed's run and its chosen scores of the clients that have any."""
         for seed, (_, scores) in self.chosen[label].items():
@@ -176,7 +180,7 @@ def _curves(own: _Runs) -> Section:
         ),
     }
     charts = [
-        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], False, name == "rounds")
+        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], wide=name == "rounds")
         for name, (over, x, more) in axes.items()
         if _curved(drawn[name])
     ]
@@ -191,7 +195,7 @@ def _curved(drawn: Sequence[Line]) -> bool:
 def _span(drawn: Sequence[Line]) -> float:
     """Return how far the lines reach along x."""
     ends = [end for line in drawn for end in (line.x[0], line.x[-1])]
-    return float(max(ends) - min(ends)) if ends else 0.0
+    return float(max(ends) - min(ends))
 
 
 def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
@@ -349,7 +353,7 @@ def _fairness(own: _Runs) -> Section:
         values: list[float] = []
         hover: list[str] = []
         for run, scores in own.scored(label):
-            names, seed = [own.name(run, client) for client in scores.clients], f", seed {run.seed}"
+            names = [own.name(run, client) for client in scores.clients]
             own_values = unit.scale * scores.values()
             hover += [
                 f"{plain(name)}<br><b>{value:{unit.code}}{unit.sign}</b> over {rows:,} test rows"
@@ -363,10 +367,7 @@ def _fairness(own: _Runs) -> Section:
                 continue
             named = listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst], NAMED)
             mean = float(own_values[worst].mean())
-            several = len(own.groups[label]) > 1
-            body.append(
-                (Cell(short(label) + (seed if several else "")), Cell(f"{mean:{unit.code}}", mean), Cell(named))
-            )
+            body.append((Cell(own.titled(label, run)), Cell(f"{mean:{unit.code}}", mean), Cell(named)))
         found.append(Strip(label, own.places[label], own.places[label], np.array(values, dtype=np.float64), hover))
     x = axis(f"test {metric}{unit.name}")
     caption = f"A point is a client ({people(own.group)}), the thick line the mean over clients."
@@ -437,7 +438,7 @@ def _logged(own: _Runs) -> Section:
             caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
             caption += "band: from the tenth to the ninetieth percentile."
             along, up = whole("round", _span(drawn)), axis(short(name, UPRIGHT)) | scale
-            charts.append(lines(f"{title} by round", caption, along, up, drawn, several_kinds, True))
+            charts.append(lines(f"{title} by round", caption, along, up, drawn, legend=several_kinds))
         caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))
     return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)
@@ -580,8 +581,7 @@ def _warnings(own: _Runs) -> list[str]:
         said += [short(str(note), 400) for note in notes if note not in told]
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
             said.append(f"without test rows: {listed([short(own.name(run, client), 40) for client in without], NAMED)}")
-        where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
-        found += [f"{where}: {text}" for text in said]
+        found += [f"{own.titled(label, run)}: {text}" for text in said]
     return found
 
 
