@@ -120,10 +120,10 @@ def _hover(number: Number) -> str:
 
 def _tried(table: Table, root: Path) -> Section | None:
     """Return how often the papers' words were read in another way, for the methods of a table; None if never."""
-    items: list[Words] = []
+    paper, items = table.name.partition("/")[0], list[Words]()
     for own in readings.read(root):
         names = [row.name for row in table.rows if (row.algorithm or row.id) == own.method]
-        if names and own.readings and own.column.partition("/")[0] == table.folder:
+        if names and own.readings and own.column.partition("/")[0] == paper:
             others = f", and {own.others} more to see what decides" if own.others else ""
             chosen = f"; chosen by it alone: {own.chosen}" if own.chosen else ""
             told = f"{names[0]}: {own.readings} tried on {own.column}{others}{chosen} ("

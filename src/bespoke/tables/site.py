@@ -41,7 +41,7 @@ class Site:
         rows = [[page.beside.table.name, *_state(page.counts).values()] for page in self.pages]
         if not rows:
             return "there are no tables\n"
-        total = _total(self.pages)
+        total = sum((page.counts for page in self.pages), Counts())
         header = ["table", *_state(total)]
         table = aligned([header, *rows, ["all", *_state(total).values()]], range(1, len(header)))
         left_out = words.left_out(number for page in self.pages for number in page.beside.numbers)
@@ -70,16 +70,17 @@ class Site:
         """Return the pages by file name, with links as seen from the folder ``out``."""
         by_paper: dict[str, list[Page]] = {}
         for page in self.pages:
-            by_paper.setdefault(page.beside.table.folder, []).append(page)
+            by_paper.setdefault(page.beside.table.name.partition("/")[0], []).append(page)
         papers = {f"{name}.md": self._paper(own, out, name) for name, own in by_paper.items()}
         return {FRONT: self._front(by_paper), **papers}
 
     def _front(self, by_paper: dict[str, list[Page]]) -> str:
         rows = []
         for name, pages in by_paper.items():
+            counts = sum((page.counts for page in pages), Counts())
             link = f"[{for_markdown(pages[0].beside.table.paper)}]({name}.md)"
-            rows.append([link, *_state(_total(pages)).values(), self._spent_told(self.papers[name])])
-        total = _total(self.pages)
+            rows.append([link, *_state(counts).values(), self._spent_told(self.papers[name])])
+        total = sum((page.counts for page in self.pages), Counts())
         rows.append(["all", *_state(total).values(), self._spent_told(self.trainings)])
         lines = [
             "# Results",
@@ -98,7 +99,8 @@ class Site:
         lines = [f"# {for_markdown(pages[0].beside.table.paper)}", _WRITTEN]
         for page in pages:
             lines += ["", *self._section(page, out)]
-        if kept := self._reasons_kept(pages):
+        kept = self._reasons_kept(pages)
+        if kept:
             lines += [
                 "",
                 "## Reasons kept",
@@ -146,8 +148,8 @@ def gather(root: Path, tables: Sequence[Table] | None = None) -> Site:
     trainings: dict[str, Result] = {}
     papers: dict[str, dict[str, None]] = {}
     for table in tables:
-        own = papers.setdefault(table.folder, {})
-        for entry in (entry for entry in table.entries if entry.runs):
+        own = papers.setdefault(table.name.partition("/")[0], {})
+        for entry in filter(lambda entry: entry.runs, table.entries):
             there, outdated = reader.results(entry)
             for result in [*there.values(), *outdated, *reader.tries(entry)]:
                 if result.done:
@@ -165,10 +167,6 @@ def _training(result: Result) -> str:
 def _linker(out: Path) -> Callable[[Path], str]:
     """Return a function that turns a path into a link from a page in ``out``."""
     return lambda path: Path(os.path.relpath(path.resolve(), out.resolve())).as_posix()
-
-
-def _total(pages: Iterable[Page]) -> Counts:
-    return sum((page.counts for page in pages), Counts())
 
 
 def _state(counts: Counts) -> dict[str, str]:

@@ -160,11 +160,6 @@ class Table:
         """One line that says what it is."""
         return f"{self.paper}, {self.source}: {self.title}"
 
-    @property
-    def folder(self) -> str:
-        """The paper's part of the name, which its folders and its page have: "pfedfda"."""
-        return self.name.partition("/")[0]
-
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Every row of every cell, cell after cell."""
