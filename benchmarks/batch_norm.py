@@ -16,6 +16,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def network(norm: str, classes: int) -> nn.Module:
     return model
 
 
-class Client:
+class Desk:
     """The one place where clients train, each from the state that it is given."""
 
     def __init__(self, model: nn.Module, experiment: Experiment, device: torch.device) -> None:
@@ -103,7 +104,7 @@ def trained(method: str, norm: str, settings: list[str], device: torch.device) -
     train, test = ([rows(part.client(i)) for i in clients] for part in (data.train, data.test))
     model = network(norm, data.num_classes).to(device)
     first = {name: value.clone() for name, value in model.state_dict().items()}
-    desk, shared = Client(model, experiment, device), first
+    desk, shared = Desk(model, experiment, device), first
     heads: list[State] = [{} for _ in clients]
     curve = {}
     for number in range(1, rounds + 1):
@@ -115,11 +116,9 @@ def trained(method: str, norm: str, settings: list[str], device: torch.device) -
             heads = [{name: each[name] for name in each if name.startswith(HEAD)} for each in after]
         if number % 10 == 0 or number == rounds:
             model.eval()
-            curve[number] = round(
-                100 * sum(_accuracy(model, shared | heads[i], *test[i]) for i in clients) / len(clients), 2
-            )
+            accuracies = [_accuracy(model, shared | heads[i], *test[i]) for i in clients]
+            curve[number] = round(100 * fmean(accuracies), 2)
             print(f"{method}, {norm} norm, round {number}: {curve[number]:.2f} %", flush=True)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     return {
         "method": method,
         "norm": norm,
@@ -127,7 +126,7 @@ def trained(method: str, norm: str, settings: list[str], device: torch.device) -
         "clients": len(clients),
         "seed": 0,
         "seconds": round(time.perf_counter() - began, 1),
-        "device": name,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

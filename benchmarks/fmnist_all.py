@@ -52,7 +52,7 @@ class Work:
         """Return the steps that are not those of the model in a round."""
         parts = [f"{whose} {PASS * n:.0f}" for whose, n in self.besides]
         parts += [f"before prediction {PASS * self.before:.0f}"] if self.before else []
-        return "; ".join([*parts, *([self.told] if self.told else [])])
+        return "; ".join(filter(None, [*parts, self.told]))
 
 
 SAME_BATCHES = ("inner model", "meta steps")  # whose steps are on the minibatches of the model's own

@@ -1,5 +1,7 @@
 """The one exception for mistakes that a user can fix, the first line of any other, and values as short text."""
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """A mistake or circumstance reported in one sentence: what, where, and what to do.
@@ -17,6 +19,12 @@ def short(text: str, longest: int = 80) -> str:
     """Return a name for people: visible, and of a long one the beginning."""
     text = visible(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names one after another; of more than `most` the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def reason(error: BaseException) -> str:

@@ -318,12 +318,19 @@ def test_watch_ends_at_once_with_ctrl_c(made):
         socket.create_connection(("127.0.0.1", int(url[17:-1])), timeout=1).close()
 
 
+def started(path):
+    """A server in a thread, which the test ends, and a request for its page."""
+    server = live.Server(live.listen(0), live.Followed([path]))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server, f"GET / HTTP/1.1\r\nHost: {server.url[7:-1]}\r\n\r\n".encode()
+
+
 @contextmanager
-def connected(url, count, sent=b""):
+def connected(server, count, sent=b""):
     """Connections that have sent something and read nothing."""
-    place = url.removeprefix("http://").rstrip("/").split(":")
+    place = server.socket.getsockname()
     with ExitStack() as held:
-        made = [held.enter_context(socket.create_connection((place[0], int(place[1])))) for _ in range(count)]
+        made = [held.enter_context(socket.create_connection(place)) for _ in range(count)]
         for connection in made:
             connection.sendall(sent)
         yield made
@@ -344,14 +351,12 @@ def test_nobody_who_sends_or_reads_slowly_delays_the_end(made, monkeypatch):
         server.shutdown()
         server.server_close()
 
-    server = live.Server(live.listen(0), live.Followed([made.path]))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    asking = f"GET / HTTP/1.1\r\nHost: {server.url[7:-1]}\r\n\r\n".encode()
+    server, asking = started(made.path)
     with (
         ThreadPoolExecutor(2) as pool,
-        connected(server.url, 5, b"GET / HTTP/1.1\r\nX: ") as slow,
-        connected(server.url, 5),
-        connected(server.url, 2, asking) as deaf,
+        connected(server, 5, b"GET / HTTP/1.1\r\nX: ") as slow,
+        connected(server, 5),
+        connected(server, 2, asking) as deaf,
     ):
         pool.submit(dribble, slow)
         assert ask(server.url)[0] == 200  # those who do as they should are answered meanwhile
@@ -367,10 +372,8 @@ def test_nobody_who_sends_or_reads_slowly_delays_the_end(made, monkeypatch):
 
 def test_an_answer_that_is_under_way_arrives(made):
     """Of a page whose server ends while it is read."""
-    server = live.Server(live.listen(0), live.Followed([made.path]))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    asking = f"GET / HTTP/1.1\r\nHost: {server.url[7:-1]}\r\n\r\n".encode()
-    with connected(server.url, 1, asking) as (reader,), ThreadPoolExecutor(1) as pool:
+    server, asking = started(made.path)
+    with connected(server, 1, asking) as (reader,), ThreadPoolExecutor(1) as pool:
         text = reader.recv(1)
         server.shutdown()
         ending = pool.submit(server.server_close)

@@ -170,7 +170,7 @@ def test_one_evaluated_round_beside_curves_is_a_point_that_is_seen(tmp_path):
 
 def test_forty_lines_differ_and_the_legend_shows_how():
     x = np.arange(3.0)
-    chart = lines("a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x) for i in range(40)], False, True)
+    chart = lines("a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x) for i in range(40)])
     looks = [(trace["meta"]["colour"], trace["line"]["dash"]) for trace in chart.figure["data"]]
     assert len(set(looks)) == 40
     text = html(
@@ -303,7 +303,7 @@ def test_many_points_are_thinned_and_the_caption_says_so():
     assert len(chart.figure["data"][0]["x"]) == MOST and "Of 20,005 points 20,000 are drawn" in chart.caption
     assert {0.0, 1.0} <= set(chart.figure["data"][0]["x"])
     drawn = [Line(str(i), i, i, values, values) for i in range(3)]
-    chart = lines("a", "b.", axis("x"), axis("y"), drawn, False, True)
+    chart = lines("a", "b.", axis("x"), axis("y"), drawn)
     assert sum(len(trace["x"]) for trace in chart.figure["data"]) <= MOST and "points" in chart.caption
     many = [{str(c): 1 + c for c in range(10)}] * 2_001
     chart = bubbles("a", "b.", ["x"] * 2_001, many)
@@ -339,9 +339,8 @@ def test_mistakes_are_told_before_anything_is_read(tmp_path, monkeypatch):
 def test_many_bands_are_left_out_and_the_caption_says_so():
     x = np.arange(3.0)
     for count, there in ((5, True), (6, False)):
-        chart = lines(
-            "a", "b.", axis("x"), axis("y"), [Line(f"m{i}", i, i, x, x, x, x) for i in range(count)], False, True
-        )
+        drawn = [Line(f"m{i}", i, i, x, x, x, x) for i in range(count)]
+        chart = lines("a", "b.", axis("x"), axis("y"), drawn)
         assert any(trace["meta"].get("part") == "band" for trace in chart.figure["data"]) is there
         assert ("left out" in chart.caption) is not there
 

@@ -1,4 +1,4 @@
-"""The shipped tables and figures of the papers: all are there, and every run that they name can be loaded."""
+"""The shipped tables and figures: all of the papers' are there, and every run that they name can be loaded."""
 
 import dataclasses
 from functools import cache
@@ -17,6 +17,7 @@ PAPERS = {
     "pfedvmp": "t1 t2 t3 t4 t5 t6 t7 f2 f3 f4",
 }
 NAMES = [f"{paper}/{name}" for paper, names in PAPERS.items() for name in names.split()]
+QUESTIONS = [f"questions/{name}" for name in ("fedlda_fall", "pfedvmp_baselines", "pfedvmp_level", "self_fl_steps")]
 DRAWN = {"pfedfda/f3", "pfedvmp/f4"}  # from partitions, without a run
 PROBED = {"gaussianity", "norms", "embeddings", "features", "hierarchy"}
 PUBLISHED = {"pfedfda/t2": 84, "pfedfda/t1": 96, "pfedvmp/t1": 120, "fedlda/t1": 70, "fedpce/t2": 72, "self_fl/t1": 10}
@@ -41,7 +42,7 @@ def trainings(name, seed=0):
 
 
 def test_all_tables_and_figures_of_the_papers_are_there():
-    assert set(spec.listed()) == set(NAMES)
+    assert set(spec.listed()) == {*NAMES, *QUESTIONS}
     assert {name for name in NAMES if table(name).kind == "figure"} == {n for n in NAMES if "/t" not in n}
 
 
@@ -54,7 +55,7 @@ def test_a_table_says_what_it_is(name):
     assert all(part.label for part in (*found.rows, *found.cells))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *QUESTIONS])
 def test_every_run_of_a_table_loads_with_its_overrides_and_those_of_its_evaluation(name):
     found = trainings(name)
     assert found or not any(cell.kind == "run" for cell in table(name).cells)
@@ -65,7 +66,7 @@ def test_every_run_of_a_table_loads_with_its_overrides_and_those_of_its_evaluati
             load(entry.base, None, entry.overrides(0))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *QUESTIONS])
 def test_derived_numbers_come_from_entries_that_there_are(name):
     for entry in table(name).entries:
         for cell in entry.cell.of:

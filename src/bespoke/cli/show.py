@@ -9,7 +9,7 @@ import numpy as np
 
 from bespoke.core.data import FederatedData
 from bespoke.data import Partition, partitioned
-from bespoke.errors import UserError, visible
+from bespoke.errors import UserError, listed, visible
 from bespoke.report.bubbles import bubble_chart
 from bespoke.report.charts import check_path
 from bespoke.runs.experiment import load
@@ -133,8 +133,7 @@ NAMED = 20  # features or classes in the text
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return visible(f"{len(names)}: {', '.join(names[:NAMED])}{more}")
+    return visible(f"{len(names)}: {listed(names, NAMED)}")
 
 
 def _classes(labels: np.ndarray, num_classes: int) -> np.ndarray:

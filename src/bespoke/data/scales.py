@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from bespoke.core.data import FederatedData
+from bespoke.errors import listed
 
 FAR = 100.0  # times the median client
 NEAR = 10.0  # times the median: clients whose features differ less agree on the unit
@@ -34,9 +35,8 @@ def odd_scales(pool: FederatedData) -> list[str]:
     odd = [c for c, ratio in enumerate(ratios) if not 1.0 / FAR <= ratio <= FAR and pool.train.sizes[c]]
     if odd and len(ratios) == 2:
         return [f"inputs of {pool.names[0]} and {pool.names[1]} seem to be in different units: check the data"]
-    names = [f"{pool.names[c]} ({ratios[c]:.3g} times the median client's)" for c in odd[:NAMED]]
-    more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
-    return [f"inputs seem to be in other units on {', '.join(names)}{more}: check the data"] if odd else []
+    names = [f"{pool.names[c]} ({ratios[c]:.3g} times the median client's)" for c in odd]
+    return [f"inputs seem to be in other units on {listed(names, NAMED)}: check the data"] if odd else []
 
 
 def _root_mean_squares(pool: FederatedData) -> Tensor:

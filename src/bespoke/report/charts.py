@@ -182,10 +182,7 @@ def curve_values(
     """
     groups, _ = group_runs(paths)
     metric, higher = metric_of(groups, metric)
-    found: dict[str, Curve] = {}
-    for label, runs in groups.items():
-        found[label] = curve_of(runs.values(), view, metric, group)
-    return metric, higher, found
+    return metric, higher, {label: curve_of(runs.values(), view, metric, group) for label, runs in groups.items()}
 
 
 def curve_of(runs: Iterable[RecordedRun], view: str | None, metric: str, group: str) -> Curve:

@@ -81,7 +81,8 @@ def compare_groups(
                 warnings.append(f"{label} and {baseline} were tested on different rows, so they are not paired")
         if row.mean.mean is None:
             warnings.append(f"{label}: {metric} is not finite for some client")
-        warnings += filter(None, [refusals(label, runs)])
+        if refused := refusals(label, runs):
+            warnings.append(refused)
         rows.append(row)
     rows = _of_one_kind(rows)
     others = {run.evaluations.metric for runs in groups.values() for run in runs.values()} - {metric}

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +22,7 @@ from bespoke.clients import processes, states
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError, shown, visible
+from bespoke.errors import UserError, listed, shown, visible
 from bespoke.models.start import write_start
 from bespoke.records import RunFolder
 from bespoke.registry import closest
@@ -277,10 +276,9 @@ class UnknownClientError(UserError, KeyError):
 
 def no_model(name: object, known: Collection[str], where: str = "") -> UnknownClientError:
     """Return the error for a client that is none of those with a model."""
-    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    there = ", ".join(repr(each) for each in islice(known, _NAMED))
+    there = listed([repr(each) for each in known], _NAMED)
     return UnknownClientError(
-        f"there is no model of a client {shown(name)}{where}{closest(name, known)}: there are {there}{more}"
+        f"there is no model of a client {shown(name)}{where}{closest(name, known)}: there are {there}"
     )
 
 

@@ -148,7 +148,7 @@ class Page:
         ranked = "" if rank is None else f", {rank[0]}→{rank[1]}"
         return [first, f"{self._difference(number)}{MARK if number.marked else ''}{ranked}"]
 
-    def _feet(self, column: Column) -> list[str]:
+    def _foot(self, column: Column) -> list[str]:
         """Return what is said of a whole column: tau, the best method, how many are near."""
         if len(column.counted) < 2:
             return ["", "", ""]
@@ -168,10 +168,9 @@ class Page:
         rows = [(row.name, [own.get(row.id) for own in by_row]) for row in self.beside.table.rows]
         return [(name, numbers) for name, numbers in rows if any(numbers)]
 
-    def _foot(self, columns: Sequence[Column]) -> list[list[str]]:
+    def _feet(self, columns: Sequence[Column]) -> list[list[str]]:
         """Return the rows about whole columns that have anything to say, each with its name."""
-        feet = [self._feet(column) for column in columns]
-        named = [[name, *(foot[i] for foot in feet)] for i, name in enumerate(FEET)]
+        named = [[*row] for row in zip(FEET, *map(self._foot, columns), strict=True)]
         return [row for row in named if any(row[1:])]
 
     def _grid(self, columns: Sequence[Column]) -> tuple[list[str], list[list[list[str]]]]:
@@ -181,7 +180,7 @@ class Page:
             [[name], *(self._cell(column, number) for column, number in zip(columns, numbers, strict=True))]
             for name, numbers in self._rows(columns)
         ]
-        return header, rows + [[[text] for text in row] for row in self._foot(columns)]
+        return header, rows + [[[text] for text in row] for row in self._feet(columns)]
 
     def _blocks(self, width: int) -> Iterable[tuple[list[str], list[list[list[str]]]]]:
         """Yield the grid in parts that fit a width; at least one column each."""
@@ -262,8 +261,7 @@ class Page:
     def text(self) -> str:
         """Return plain text."""
         blocks = [aligned(_flat(header, rows), range(1, len(header))) for header, rows in self._blocks(WIDTH)]
-        parts = [self.title, *blocks, "\n".join([*self.caption, *self.notes, *self.misses])]
-        return visible_lines("\n\n".join(parts))
+        return visible_lines("\n\n".join([self.title, *blocks, "\n".join(self._below)]))
 
     def table(self, width: int = WIDTH) -> RenderableType:
         """Return the table and its notes for `rich`."""
@@ -272,17 +270,21 @@ class Page:
         from rich.table import Table
         from rich.text import Text
 
-        parts: list[RenderableType] = []
+        blocks: list[RenderableType] = []
         for header, rows in self._blocks(width):
             table = Table(title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
             for i, name in enumerate(header):
                 table.add_column(Text(visible(name)), justify="right" if i else "left")
             for row in rows:
-                cells = [Text("\n".join(map(visible, lines))) for lines in row]
-                table.add_row(*(Text(cell.plain, "bold" if MARK in cell.plain else "") for cell in cells))
-            parts.append(table)
-        below = [Text(visible(line), style="dim") for line in [*self.caption, *self.notes, *self.misses]]
-        return Group(Text(visible(self.title), "bold"), *parts, *below)
+                cells = ["\n".join(map(visible, lines)) for lines in row]
+                table.add_row(*(Text(cell, "bold" if MARK in cell else "") for cell in cells))
+            blocks.append(table)
+        below = [Text(visible(line), style="dim") for line in self._below]
+        return Group(Text(visible(self.title), "bold"), *blocks, *below)
+
+    @property
+    def _below(self) -> list[str]:
+        return [*self.caption, *self.notes, *self.misses]
 
     def shown(self) -> parts.Table:
         """Return the table for a page; numbers that are marked are bold, and lead to how they are obtained."""
@@ -291,7 +293,7 @@ class Page:
             (parts.Cell(name), *(self._shown_cell(c, number) for c, number in zip(columns, numbers, strict=True)))
             for name, numbers in self._rows(columns)
         ]
-        feet = tuple(tuple(parts.Cell(text) for text in row) for row in self._foot(columns))
+        feet = tuple(tuple(parts.Cell(text) for text in row) for row in self._feet(columns))
         header = ("method", *(_head(column) for column in columns))
         return parts.Table(header, tuple(rows), "\n".join(self.caption), feet=feet)
 

@@ -31,7 +31,7 @@ def page_of(name: str, root: Path) -> parts.Page:
         raise UserError(f"{table.name} has no numbers that could be shown: {how}")
     sections = sections_of(page, root)
     return parts.Page(
-        title=f"{table.paper}, {table.source}: {table.title}",
+        title=table.doc,
         lead="The paper's numbers with ours beside them; a number leads to the command that makes it.",
         methods=(),
         warnings=(),
@@ -209,8 +209,8 @@ def commands(number: Number) -> list[str]:
     entry, lines = number.entry, [f"# {number.entry.row.name}"]
     for seed in number.ours or (0,):
         if entry.start is not None or entry.base is None:
-            start = f"bespoke sweep {entry.table} --cells {entry.cell.id} --methods {entry.row.id} --seeds {seed}"
-            lines.append(start)
+            cell, row = entry.cell.id, entry.row.id
+            lines.append(f"bespoke sweep {entry.table} --cells {cell} --methods {row} --seeds {seed}")
             continue
         out = f"runs/{entry.table.replace('/', '-')}-{entry.cell.id}-{entry.row.id}-{seed}"
         sets = [word for text in entry.overrides(seed) for word in ("--set", text)]

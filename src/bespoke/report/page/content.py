@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import short
+from bespoke.errors import listed, short
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, choose, compare_groups, refusals
@@ -93,6 +93,10 @@ class _Runs:
         name = names[client] if known else str(client)
         name = f"client {name}" if name.isdigit() else name  # a number alone would read as a value
         return name + (f" (seed {run.seed})" if self._several_seeds else "")
+
+    def titled(self, label: str, run: RecordedRun) -> str:
+        """Return the label of a run's method, with the seed where the method has several."""
+        return short(label) + (f", seed {run.seed}" if len(self.groups[label]) > 1 else "")
 
     def scored(self, label: str) -> Iterator[tuple[RecordedRun, Scores]]:
         """Yield each seed's run and its chosen scores of the clients that have any."""
@@ -176,7 +180,7 @@ def _curves(own: _Runs) -> Section:
         ),
     }
     charts = [
-        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], False, name == "rounds")
+        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], wide=name == "rounds")
         for name, (over, x, more) in axes.items()
         if _curved(drawn[name])
     ]
@@ -191,7 +195,7 @@ def _curved(drawn: Sequence[Line]) -> bool:
 def _span(drawn: Sequence[Line]) -> float:
     """Return how far the lines reach along x."""
     ends = [end for line in drawn for end in (line.x[0], line.x[-1])]
-    return float(max(ends) - min(ends)) if ends else 0.0
+    return float(max(ends) - min(ends))
 
 
 def _spent(run: RecordedRun) -> dict[str, dict[int, float]]:
@@ -251,7 +255,7 @@ def _clients(own: _Runs) -> Section:
     ]
     paragraphs, charts, tables = [], [], []
     for title, words, rows, missing in parts:
-        absent = "; ".join(f"{_listed(labels)} ({why})" for why, labels in missing.items())
+        absent = "; ".join(f"{listed(labels, NAMED)} ({why})" for why, labels in missing.items())
         if rows:
             charts.append(_gain_chart(own, title, words, rows, f" Not drawn: {absent}." if absent else ""))
             tables.append(_gain_table(own, title, rows))
@@ -269,12 +273,6 @@ def _no_gain(own: _Runs, runs: Collection[RecordedRun]) -> str:
     if any(BEFORE in run.evaluations.views for run in runs):
         return "no client has both values"
     return "no value of a shared model was recorded beside the personal one's"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return names one after another, of very many the first ones."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 _Pair = tuple[RecordedRun, Scores, Scores]  # before and after
@@ -355,7 +353,7 @@ def _fairness(own: _Runs) -> Section:
         values: list[float] = []
         hover: list[str] = []
         for run, scores in own.scored(label):
-            names, seed = [own.name(run, client) for client in scores.clients], f", seed {run.seed}"
+            names = [own.name(run, client) for client in scores.clients]
             own_values = unit.scale * scores.values()
             hover += [
                 f"{plain(name)}<br><b>{value:{unit.code}}{unit.sign}</b> over {rows:,} test rows"
@@ -367,12 +365,9 @@ def _fairness(own: _Runs) -> Section:
             worst = order[: tenth(len(order))]
             if not len(worst):
                 continue
-            listed = _listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst])
+            named = listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst], NAMED)
             mean = float(own_values[worst].mean())
-            several = len(own.groups[label]) > 1
-            body.append(
-                (Cell(short(label) + (seed if several else "")), Cell(f"{mean:{unit.code}}", mean), Cell(listed))
-            )
+            body.append((Cell(own.titled(label, run)), Cell(f"{mean:{unit.code}}", mean), Cell(named)))
         found.append(Strip(label, own.places[label], own.places[label], np.array(values, dtype=np.float64), hover))
     x = axis(f"test {metric}{unit.name}")
     caption = f"A point is a client ({people(own.group)}), the thick line the mean over clients."
@@ -443,7 +438,7 @@ def _logged(own: _Runs) -> Section:
             caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
             caption += "band: from the tenth to the ninetieth percentile."
             along, up = whole("round", _span(drawn)), axis(short(name, UPRIGHT)) | scale
-            charts.append(lines(f"{title} by round", caption, along, up, drawn, several_kinds, True))
+            charts.append(lines(f"{title} by round", caption, along, up, drawn, legend=several_kinds))
         caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))
     return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)
@@ -585,9 +580,8 @@ def _warnings(own: _Runs) -> list[str]:
         notes = [*run.costs["notes"], *(noted if isinstance(noted, list) else ())]
         said += [short(str(note), 400) for note in notes if note not in told]
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
-            said.append(f"without test rows: {_listed([short(own.name(run, client), 40) for client in without])}")
-        where = short(label) + (f", seed {run.seed}" if len(own.groups[label]) > 1 else "")
-        found += [f"{where}: {text}" for text in said]
+            said.append(f"without test rows: {listed([short(own.name(run, client), 40) for client in without], NAMED)}")
+        found += [f"{own.titled(label, run)}: {text}" for text in said]
     return found
 
 

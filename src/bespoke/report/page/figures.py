@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import short
+from bespoke.errors import listed, short
 from bespoke.report.charts import COLOURS, swarm
 from bespoke.report.page.parts import Chart
 
@@ -78,7 +78,13 @@ class Line:
 
 
 def lines(
-    title: str, caption: str, x: dict[str, Any], y: dict[str, Any], drawn: Sequence[Line], legend: bool, wide: bool
+    title: str,
+    caption: str,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    drawn: Sequence[Line],
+    legend: bool = False,
+    wide: bool = True,
 ) -> Chart:
     """Draw lines; `x` and `y` are axes, `legend` shows one inside the chart, for lines that are no methods."""
     points, bands = sum(len(line.x) for line in drawn), sum(line.low is not None for line in drawn)
@@ -110,7 +116,7 @@ def lines(
             }
             | ({"customdata": rounds} if rounds else {})
         )
-    layout = {"xaxis": x, "yaxis": y, "height": 340, "hovermode": "closest", "showlegend": legend}
+    layout = {"xaxis": x, "yaxis": y, "height": 340, "showlegend": legend}
     if legend:
         layout |= {"legend": BELOW | {"y": -0.25}, "height": 400}
     if alone := [short(line.label, 40) for line in drawn if len(line.x) == 1]:
@@ -205,8 +211,6 @@ def strips(
         "xaxis": x,
         "yaxis": rail,
         "height": 80 + (ROW + 22 * (most_lines - 1)) * len(rows),
-        "hovermode": "closest",
-        "showlegend": False,
     }
     if points < everything.size:
         caption += f" Of {everything.size:,} points {points:,} are drawn, evenly spread from lowest to highest."
@@ -252,7 +256,7 @@ def against(
     layout = {
         "xaxis": x | {"range": [low, high]},
         "yaxis": y | {"range": [low, high]},
-        **{"height": 520, "hovermode": "closest", "showlegend": True, "shapes": shapes, "legend": BELOW},
+        **{"height": 520, "showlegend": True, "shapes": shapes, "legend": BELOW},
     }
     gap = ours - theirs
     told = (
@@ -275,13 +279,12 @@ def scatter(
     layout = {
         "xaxis": axis("first component", **bare),
         "yaxis": axis("second component", **bare, scaleanchor="x"),
-        **{"height": 440, "hovermode": "closest", "showlegend": few, "legend": BELOW | {"y": -0.1}},
+        **{"height": 440, "showlegend": few, "legend": BELOW | {"y": -0.1}},
     }
     middles = np.stack([flat[named == label].mean(0) for label in labels])
     spread = float(np.sqrt(np.square(flat - middles[[labels.index(m) for m in marks]]).sum(1).mean()))
     apart = float(np.sqrt(np.square(middles - flat.mean(0)).sum(1).mean()))
-    told = f"{len(flat):,} points in {len(labels)} groups: {', '.join(short(label, 30) for label in labels[:20])}"
-    told += f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    told = f"{len(flat):,} points in {len(labels)} groups: {listed([short(label, 30) for label in labels], 20)}"
     told += f". The groups' middles are {apart:.3g} from the middle of all; points are {spread:.3g} from their own."
     return Chart(title, caption, told, _figure(data, layout), wide=False)
 
@@ -333,7 +336,7 @@ def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dic
         "xaxis": whole("client", len(counts)) | {"range": [-0.9, len(counts) - 0.1]},
         "yaxis": axis("class", tickvals=ticks, ticktext=[plain(classes[i], 16) for i in ticks])
         | {"range": [-0.9, len(classes) - 0.1]},
-        **{"height": height + 70, "hovermode": "closest", "showlegend": False},
+        "height": height + 70,
     }
     each = [sum(1 for n in own.values() if n) for own in counts]
     told = (
@@ -364,7 +367,7 @@ def sizes(title: str, caption: str, names: Sequence[str], rows: dict[str, Sequen
     layout = {
         "xaxis": axis("clients, the largest first", showticklabels=False, showgrid=False),
         "yaxis": axis("rows"),
-        **{"barmode": "stack", "bargap": 0.1, "height": 320, "hovermode": "closest", "showlegend": True},
+        **{"barmode": "stack", "bargap": 0.1, "height": 320, "showlegend": True},
         "legend": {"orientation": "h", "y": 1.12, "traceorder": "normal"},
     }
     told = f"Bars of the rows of {len(names)} clients: {int(totals.min())} to {int(totals.max())}, "
@@ -372,4 +375,5 @@ def sizes(title: str, caption: str, names: Sequence[str], rows: dict[str, Sequen
 
 
 def _figure(data: list[dict[str, Any]], layout: dict[str, Any]) -> dict[str, Any]:
-    return {"data": data, "layout": layout}
+    """Return what plotly draws; it has a legend only if the layout says so."""
+    return {"data": data, "layout": {"hovermode": "closest", "showlegend": False} | layout}

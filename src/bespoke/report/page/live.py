@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bespoke.errors import UserError, reason, short
+from bespoke.errors import UserError, listed, reason, short
 from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
 from bespoke.report import probes
 from bespoke.report.page.content import page_of
@@ -155,8 +155,7 @@ def _told(runs: Sequence[RunFolder], over: bool) -> str:
     else:
         said = f"{len(stands) - len(going)} of {len(stands)} runs have ended."
         if going:
-            more = f" and {len(going) - NAMED} more" if len(going) > NAMED else ""
-            said += f" Going on: {', '.join(f'{each.name} ({each.words})' for each in going[:NAMED])}{more}."
+            said += f" Going on: {listed([f'{each.name} ({each.words})' for each in going], NAMED)}."
     newest = max(_stamp(run.path / name)[1] for run in runs for name in _FILES)
     said += f" Last record at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(newest / 1e9))}."
     return said + (" This page stays as it is." if over else "")
