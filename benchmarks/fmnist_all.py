@@ -101,8 +101,8 @@ are {a_pass:.1f} batches, so in FedAvg it takes {usual:.1f} steps a round (4 to 
 that is trained in rounds takes fewer: FedRep's body and FedPAC's head have two epochs instead of one; Per-FedAvg and
 pFedBreD, which use two batches for a step, have four epochs instead of two; QLSD, whose round is a single step, has
 29 times as many rounds, 870 and 8700; Self-FL starts with 29 steps instead of 20. Methods whose published steps are
-plain (pFedMe, Per-FedAvg, pFedBreD, QLSD's chain) have the rate 0.02, which is lr / (1 - momentum): so far does a
-gradient move a model in the long run at 0.01 with momentum 0.5. Rates of a method's own, such as pFedMe's inner one,
+plain (pFedMe, Per-FedAvg, pFedBreD, QLSD's chain) have the rate 0.02, which is lr / (1 - momentum): as far as a
+gradient moves a model in the long run at 0.01 with momentum 0.5. Rates of a method's own, such as pFedMe's inner one,
 FedPAC's for the head and those of servers, are its defaults.
 
 **Not equal: all else.** Steps that a method takes beyond these are part of it, and stand in the fourth column: those of

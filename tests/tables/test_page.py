@@ -119,7 +119,7 @@ def test_nothing_is_said_of_columns_that_are_not_shown(tmp_path):
 def test_nothing_is_said_of_numbers_where_none_is_shown(tmp_path):
     text = re.sub(r"\[cell.published\]\n(\w+ = [\d.]+\n)+(\[cell.deviation\]\nditto = 2.0\n)?", "", paper_tables.TABLE)
     page = Page(Reader(tmp_path / "results").beside(paper_tables.make(tmp_path, text)))
-    assert page.text().split("\n\n", 1)[1].strip() == "None of it has been run yet: the paper prints no numbers of it."
+    assert page.text().split("\n\n", 1)[1].strip() == "None of it has been run yet: no numbers of it are published."
 
 
 def test_results_with_other_settings_are_counted_and_left_out(tmp_path, table):

@@ -204,13 +204,13 @@ class Page:
         said += [f"Published: {', '.join(over)}."] if over else []
         numbers = [number for number in self.beside.numbers if number.ours]
         if not numbers:
-            theirs = "the numbers are the paper's" if self._printed else "the paper prints no numbers of it"
+            theirs = "the numbers are the paper's" if self._printed else "no numbers of it are published"
             how = "with these settings " if any(number.outdated for number in self.beside.numbers) else ""
             return [f"None of it has been run {how}yet: {theirs}.", *said]
         ranks = ", and the paper's rank → ours" if any(column.ranks for column in self.beside.columns) else ""
         below = f"; below, ours minus published{ranks}" if any(number.counted for number in numbers) else ""
         shown = f"{'Published → ours' if self._printed else 'Ours'}{words.repeated(self._seeds)}"
-        said = [f"{shown}{below if self._printed else '; the paper prints no numbers of it'}.", *said]
+        said = [f"{shown}{below if self._printed else '; no numbers of it are published'}.", *said]
         machines = words.machines(numbers)
         return [*said, f"Ours: {words.seeds(self._seeds)}; {machines}."] if machines else said
 
