@@ -31,24 +31,25 @@ def written(
     logged: dict | None = None,
     refused: dict | None = None,
     note: str = "",
+    new: int = 0,
     **federation,
 ) -> RunFolder:
     """A run of a classification with ten test rows for each client, evaluated every so many rounds.
 
-    Clients get better from one evaluation to the next.
+    Clients get better from one evaluation to the next. The last `new` of them do not train.
     """
     folder.mkdir(parents=True)
     name = json.dumps(method, ensure_ascii=False)
     text = f'seed = {seed}\n[algorithm]\nname = {name}\n[data]\nname = "made"\n[training]\nrounds = {rounds}\n'
     (folder / "config.toml").write_text(text, encoding="utf-8")
-    run, everyone = RunFolder(folder), list(range(len(names)))
+    run, everyone, training = RunFolder(folder), list(range(len(names))), len(names) - new
     sizes = {"train": [40 + 5 * i for i in everyone], "val": [0] * len(names), "test": [10] * len(names)}
-    run.write_json("federation.json", {"clients": len(names), "names": list(names), **sizes, **federation})
+    run.write_json("federation.json", {"clients": training, "names": list(names), **sizes, **federation})
     run.write_json("environment.json", {"python": "3.11", "device": "cpu", "notes": [note] if note else []})
     higher = {"accuracy": True}
     lines, rows = [], []
     for number in range(1, rounds + 1):
-        row = {"round": number, "cohort": everyone, "refused": refused or {}, "train_loss": 1 / number}
+        row = {"round": number, "cohort": everyone[:training], "refused": refused or {}, "train_loss": 1 / number}
         row |= {"bytes_down": 1000 * len(names), "bytes_up": 1000 * len(names), "padding_waste": 0.0, "host_breaks": 0}
         row |= {"logged": logged or {}}
         rows.append(row)
@@ -58,7 +59,13 @@ def written(
         for client in everyone:
             for view, less in (("personal", 0), *([("global", client - 2)] if before else [])):
                 right = float(np.clip(2 + min(number // every, 10) + client % 5 - less + shift, 0, 10))
-                line = {"round": number, "client": client, "group": "train", "split": "test", "view": view}
+                line = {
+                    "round": number,
+                    "client": client,
+                    "group": "train" if client < training else "new",
+                    "split": "test",
+                    "view": view,
+                }
                 lines.append(line | {"total": 10, "metrics": {"accuracy": [right, 10]}, "logged": {}})
     run.append(ROUNDS, rows)
     run.append(CLIENTS, lines)

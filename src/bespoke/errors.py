@@ -1,6 +1,8 @@
 """The one exception for mistakes that a user can fix, the first line of any other, and values as short text."""
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -19,6 +21,21 @@ def short(text: str, longest: int = 80) -> str:
     """Return a name for people: visible, and of a long one the beginning."""
     text = visible(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def distinct(names: Iterable[str], longest: int = 80) -> dict[str, str]:
+    """Return each name as `short` writes it; of those that would read the same both ends, numbered if they must be."""
+    found = {name: short(name, longest) for name in names}
+    often = Counter(found.values())
+    taken = {text for text, times in often.items() if times == 1}
+    for name, text in found.items():
+        if often[text] > 1:
+            whole, ends = visible(name), longest // 2 - 3
+            text = f"{whole[:ends]}…{whole[-ends:]}"
+            numbered = (f"{text} ({number})" for number in itertools.count(2))
+            found[name] = next(each for each in itertools.chain([text], numbered) if each not in taken)
+            taken.add(found[name])
+    return found
 
 
 def listed(names: Sequence[str], most: int) -> str:

@@ -228,6 +228,7 @@ def _is_federation(value: Any) -> bool:
         return False
     lists = [key for key in _BY_CLIENT if key in value or key not in ("content", "conditions", "class_counts")]
     sound = is_count(value.get("clients")) and all(_BY_CLIENT[key](value.get(key)) for key in lists)
+    sound = sound and is_list_of(is_text)(value.get("class_names", []))  # only where the data name any
     return sound and len({len(value[key]) for key in lists}) == 1
 
 

@@ -12,7 +12,7 @@ from page_runs import HOSTILE, written
 from small_runs import command
 
 from bespoke import UserError
-from bespoke.errors import short
+from bespoke.errors import distinct, short
 from bespoke.report import compare
 from bespoke.report.page import html, page_of, render
 from bespoke.report.page.figures import (
@@ -247,7 +247,7 @@ def test_hostile_names_are_text(tmp_path):
     parsed.feed(text)
     shown = "".join(parsed.shown)
     for name in HOSTILE:
-        assert short(name, 40) in shown, name
+        assert short(name) in shown, name
     assert "\u202e" not in shown and "n" * 400 not in text.replace(render._plotly(), "")
     tags = [tag for tag, _ in parsed.tags]
     assert tags.count("script") == 3 and "img" not in tags and "b" not in tags
@@ -405,3 +405,55 @@ def test_long_names_leave_room_for_the_rest(tmp_path):
     text = html(page)
     assert f'<th scope="row" class="long"><bdi dir="ltr">{"n" * 60}</bdi>' in text
     assert '<th scope="row"><bdi dir="ltr">ditto</bdi>' in text
+
+
+# --- runs that are hard to tell apart, new clients, names of classes, wide ranges ------------------------------------
+
+
+def test_runs_that_differ_late_in_a_long_label_are_told_apart(tmp_path):
+    for i in range(4):
+        run = written(tmp_path / str(i), "pfedfda", shift=i)
+        settings = f'schedule = "{"cosine_with_restarts_" * 4}{i // 2}"\nlast = {i}\n'
+        (run.path / "config.toml").write_text((run.path / "config.toml").read_text() + settings)
+    page = page_of(tmp_path)
+    (table,) = section(page, "comparison").tables
+    names = [row[0] for row in texts(table)]
+    assert len({*names}) == 4 and all(len(name) <= 80 for name in names)
+    assert {*page.methods} == {*names} and all(f"last={i})" in names[i] for i in range(4))
+    (differing,) = section(page, "setup").tables
+    assert len({tuple(row[1:]) for row in texts(differing)}) == 4
+
+
+def test_labels_are_distinct_however_alike_they_are():
+    alike = ["n" * 50 + str(i) + "m" * 200 for i in range(12)]
+    found = distinct(["short", *alike])
+    assert found["short"] == "short" and len({*found.values()}) == 13
+    assert all(len(text) <= 80 for text in found.values())
+
+
+def test_new_clients_have_a_table_of_their_own(tmp_path):
+    written(tmp_path / "a", "fedavg", new=2)
+    written(tmp_path / "b", "pfedfda", new=2, shift=1)
+    written(tmp_path / "c", "local")
+    page = page_of(tmp_path)
+    new = section(page, "new")
+    assert texts(new.tables[0]) == texts(
+        section(page_of([tmp_path / "a", tmp_path / "b"], group="new"), "comparison").tables[0]
+    )
+    assert "Without any: local." in new.paragraphs[0][0] and "new clients, held out" in new.tables[0].caption
+    assert not [each for each in page_of(tmp_path / "c").sections if each.name == "new"]
+
+
+def test_classes_have_the_names_that_the_data_give_them(tmp_path):
+    counts = [{"0": 5, "1": 3, "7": 1}] * 6
+    written(tmp_path / "a", class_counts=counts, class_names=["<b>cat</b>", "dog"])
+    chart = section(page_of(tmp_path), "partition").charts[0]
+    assert chart.figure["layout"]["yaxis"]["ticktext"] == ["7", "dog", "&lt;b&gt;cat&lt;/b&gt;"]
+
+
+def test_a_logarithmic_axis_has_few_ticks_whatever_its_range(tmp_path):
+    for most, ticks in ((1e3, 1), (1e30, 4)):
+        folder = tmp_path / f"{most:g}"
+        written(folder, logged={"sigma": [1.0, 10.0, 100.0, 200.0, 300.0, most]})
+        chart = section(page_of(folder), "logged").charts[-1]
+        assert chart.figure["layout"]["xaxis"]["type"] == "log" and chart.figure["layout"]["xaxis"]["dtick"] == ticks

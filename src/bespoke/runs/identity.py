@@ -34,6 +34,7 @@ def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
     everyone, elsewhere = map(pool.train.client, range(pool.total_clients)), not len(pool.x)
     counted = pool.num_classes and not elsewhere  # clients on machines of their own keep their rows
     counts = [_class_counts(pool.y[rows]) for rows in everyone] if counted else None
+    named = pool.contract.classes if counted and pool.contract else ()
     return {
         "clients": pool.num_clients,
         "new_clients": pool.total_clients - pool.num_clients,
@@ -44,6 +45,7 @@ def described(pool: FederatedData, start: Tree | None = None) -> dict[str, Any]:
         "classes": None if counts is None else [len(own) for own in counts],
         "num_classes": pool.num_classes,
         **({} if counts is None else {"class_counts": counts}),
+        **({"class_names": list(named)} if named else {}),
         "content": [""] * pool.total_clients if elsewhere else content_hashes(pool),
         **({"start": weights_hash(start)} if start is not None else {}),
     }

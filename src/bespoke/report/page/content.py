@@ -6,14 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import listed, short
+from bespoke.errors import distinct, listed, short
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, choose, compare_groups, refusals
@@ -42,14 +42,16 @@ def page_of(
     metric: str | None = None,
 ) -> Page:
     """Return the page about the runs at `paths`; the settings are those of `compare`."""
-    groups, warnings = group_runs(paths)
-    comparison = compare_groups(groups, warnings, baseline, select, view, group, metric)
+    found, warnings = group_runs(paths)
+    labels = distinct(found)
+    groups = {labels[label]: runs for label, runs in found.items()}
+    comparison = compare_groups(groups, warnings, labels.get(baseline or "", baseline), select, view, group, metric)
     chosen = {label: choose(groups, label, comparison.select, view, group, comparison.metric) for label in groups}
     own = _Runs(groups, comparison, chosen, view, group)
-    sections = [_compared(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own)]
+    sections = [_compared(own), _new(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own)]
     sections += [_probed(own), _setup(own)]
     return Page(
-        title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else short(next(iter(groups)))),
+        title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else next(iter(groups))),
         lead=comparison.title + ".",
         methods=tuple(own.places),
         warnings=tuple(dict.fromkeys(_warnings(own))),
@@ -96,7 +98,7 @@ class _Runs:
 
     def titled(self, label: str, run: RecordedRun) -> str:
         """Return the label of a run's method, with the seed where the method has several."""
-        return short(label) + (f", seed {run.seed}" if len(self.groups[label]) > 1 else "")
+        return label + (f", seed {run.seed}" if len(self.groups[label]) > 1 else "")
 
     def scored(self, label: str) -> Iterator[tuple[RecordedRun, Scores]]:
         """Yield each seed's run and its chosen scores of the clients that have any."""
@@ -109,13 +111,40 @@ class _Runs:
 
 def _compared(own: _Runs) -> Section:
     """Return the comparison's table."""
-    shown = own.comparison
+    return Section("comparison", "Comparison", tables=(_table(own.comparison),))
+
+
+def _new(own: _Runs) -> Section:
+    """Return the same table of clients that were held out from training, of the methods that met any."""
+    section, shown = Section("new", "New clients"), own.comparison
+    met = {label: runs for label, runs in own.groups.items() if own.group == "all" and _met_new(own, label)}
+    if not met:
+        return section
+    baseline = shown.baseline if shown.baseline in met else None
+    lacking = [label for label in own.groups if label not in met]
+    text = "Clients that were held out from training; each adapts by its own train rows, as its method tells."
+    text += f" Without any: {listed(lacking, NAMED)}." if lacking else ""
+    table = _table(compare_groups(met, [], baseline, shown.select, own.view, "new", shown.metric))
+    return replace(section, paragraphs=((text,),), tables=(table,))
+
+
+def _met_new(own: _Runs, label: str) -> bool:
+    """Return whether every run of a method tested clients that were held out from training, in the chosen round."""
+    return all(
+        run.evaluations.scores(
+            view_of(run, own.view), own.comparison.metric, own.chosen[label][seed][0], "new"
+        ).defined.any()
+        for seed, run in own.groups[label].items()
+    )
+
+
+def _table(shown: Comparison) -> Table:
     header = ["method", "mean (std)", "pooled", "worst 10 %", "CV", "bytes/round", "seconds"]
     several = len(shown.rows) > 1
     header += [f"minus {short(shown.baseline, 24)} [95 %]"] if several else []
     best = shown.best() if several else {}
     rows = []
-    for i, (row, texts) in enumerate(zip(shown.rows, shown.cells(short)[1], strict=True)):
+    for i, (row, texts) in enumerate(zip(shown.rows, shown.cells()[1], strict=True)):
         label, mean, pooled, worst10, sent, seconds, difference, *_ = texts
         minus = 0.0 if row.label == shown.baseline else row.difference.mean if row.difference else None
         cells = [
@@ -134,7 +163,7 @@ def _compared(own: _Runs) -> Section:
         "clients by the pooled value; smaller is more even. Bytes: both directions, all clients of a round. Seconds: a "
         f"whole run with its evaluations.{' Bold: the best value.' if several else ''}"
     )
-    return Section("comparison", "Comparison", tables=(Table((*header, "seeds"), tuple(rows), caption),))
+    return Table((*header, "seeds"), tuple(rows), caption)
 
 
 def _sentence(text: str) -> str:
@@ -229,9 +258,9 @@ def _clients(own: _Runs) -> Section:
     """Return who gains and who loses: by personalisation, and against the baseline; and who is in neither, and why."""
     personal, paired = list[_Gains](), list[_Gains]()
     alone, unpaired = dict[str, list[str]](), dict[str, list[str]]()  # by reason, who is left out
-    theirs, base = own.chosen[own.comparison.baseline], short(own.comparison.baseline, 40)
+    theirs, base = own.chosen[own.comparison.baseline], own.comparison.baseline
     for row in own.comparison.rows:
-        runs, ours, label = own.groups[row.label], own.chosen[row.label], short(row.label, 40)
+        runs, ours, label = own.groups[row.label], own.chosen[row.label], row.label
         views = [_views(own, runs[seed], number) for seed, (number, _) in ours.items()]
         if gains := _joined(row.label, own, views):
             personal.append(gains)
@@ -336,7 +365,7 @@ def _gain_table(own: _Runs, title: str, rows: Sequence[_Gains]) -> Table:
         ends = [Cell(f"{short(gains.names[i], 28)}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
         median = float(np.median(gained))
         middle = Cell(f"{median:+{unit.code}}", median)
-        body.append((Cell(short(gains.label)), *(Cell(str(n), n) for n in counts), middle, *ends))
+        body.append((Cell(gains.label), *(Cell(str(n), n) for n in counts), middle, *ends))
     return Table(
         ("method", "gain", "same", "lose", "median", "largest gain", "smallest gain"), tuple(body), title + "."
     )
@@ -394,10 +423,10 @@ def _partition(own: _Runs) -> Section:
         new = f", {held_out} of them new" if held_out > 0 else ""
         which = f"{len(told['names'])} clients{new}; seed {run.seed}"
         if len(seen) > 1:
-            which += f", as in {short(label)}, the first of {len(seen)} federations of these runs"
+            which += f", as in {label}, the first of {len(seen)} federations of these runs"
         names = [own.name(run, client) for client in range(len(told["names"]))]
         rows = {split: told[split] for split in ("train", "val", "test") if any(told[split])}
-        if counts := told.get("class_counts"):
+        if counts := _by_class_name(told):
             caption = f"Train rows by client and class: {which}. Clients are numbered in the order of the data."
             charts.append(bubbles("Classes of every client", caption, names, counts))
         if rows:
@@ -405,9 +434,21 @@ def _partition(own: _Runs) -> Section:
     return Section("partition", "Partition", charts=tuple(charts))
 
 
+def _by_class_name(told: dict[str, Any]) -> list[dict[str, int]]:
+    """Return each client's rows by class, named where the data name their classes and by number elsewhere."""
+    return [{_class_name(told, number): n for number, n in own.items()} for own in told.get("class_counts", ())]
+
+
+def _class_name(told: dict[str, Any], number: str) -> str:
+    names = told.get("class_names", ())
+    return names[int(number)] if number.isdecimal() and int(number) < len(names) else number
+
+
 # --- what methods log ----------------------------------------------------------------------------------------------
 
 
+LOGGED = 40  # values that are drawn
+TICKS = 8  # at most, of a logarithmic axis
 _Kind = tuple[str, str]  # a value's name, and the kind of condition of the clients that logged it
 
 
@@ -431,7 +472,7 @@ def _logged(own: _Runs) -> Section:
             own_values = np.array([value for _, value in ends.values()], dtype=np.float64)
             last.setdefault(name, []).append(Strip(said, place, colour, own_values, hover))
     charts = []
-    for name, rows in last.items():
+    for name, rows in list(last.items())[:LOGGED]:
         title, groups = short(name, 40), " by kind of condition" if several_kinds else ""
         scale = _scale(np.concatenate([row.values for row in rows]))
         if _curved(drawn := by_round.get(name, [])):
@@ -441,7 +482,9 @@ def _logged(own: _Runs) -> Section:
             charts.append(lines(f"{title} by round", caption, along, up, drawn, legend=several_kinds))
         caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))
-    return Section("logged", "What the methods logged", charts=tuple(charts), legend=not several_kinds)
+    text = f"Of {len(last)} logged values the first {LOGGED} are drawn." if len(last) > LOGGED else ""
+    paragraphs = ((text,),) if text else ()
+    return Section("logged", "What the methods logged", paragraphs, tuple(charts), legend=not several_kinds)
 
 
 def _logged_by(
@@ -480,7 +523,10 @@ def _scale(values: Floats) -> dict[str, Any]:
     if not known.size or known.min() <= 0:
         return {}
     low, high = np.quantile(known, (0.1, 0.9))
-    return {"type": "log", "exponentformat": "power", "dtick": 1} if high > 30 * low else {}
+    if not high > 30 * low:
+        return {}
+    decades = np.log10(known.max()) - np.log10(known.min())
+    return {"type": "log", "exponentformat": "power", "dtick": max(1, math.ceil(decades / TICKS))}
 
 
 # --- what a probe kept -----------------------------------------------------------------------------------------------
@@ -495,9 +541,9 @@ def _probed(own: _Runs) -> Section:
     charts: list[Chart] = []
     embedded: list[Chart] = []
     for label, run, probe in found[:PROBED]:
-        named = f"{short(label)}, seed {run.seed}" if len(own.every) > 1 else short(label)
+        named = f"{label}, seed {run.seed}" if len(own.every) > 1 else label
         who = [own.name(run, client) for client in probe.clients.tolist()]
-        classes = [f"class {n}" for n in probe.classes.tolist()]
+        classes = [f"class {_class_name(run.federation, str(n))}" for n in probe.classes.tolist()]
         several = f"{len(set(probe.clients.tolist()))} clients, after round {probe.round}"
         if len(probe.vectors) > 1:
             flat, kept = _plane(probe.vectors)
@@ -510,7 +556,7 @@ def _probed(own: _Runs) -> Section:
             ]
             for words, marks in (("class", classes), ("client", who)):
                 if marks:
-                    charts.append(scatter(f"Features by {words}: {short(label, 40)}", caption, marks, flat, hover))
+                    charts.append(scatter(f"Features by {words}: {label}", caption, marks, flat, hover))
         if len(probe.embeddings) > 1:
             flat, kept = _plane(probe.embeddings)
             conditions = run.federation.get("conditions") or []
@@ -521,7 +567,7 @@ def _probed(own: _Runs) -> Section:
                 f"{named}: each client's embedding after round {probe.round}; the first two principal components, "
             )
             caption += f"{kept:.0%} of the variance." + (" Colour: kind of condition." if conditions else "")
-            title = f"Embeddings of the clients: {short(label, 40)}"
+            title = f"Embeddings of the clients: {label}"
             embedded.append(scatter(title, caption, marks, flat, [plain(name) for name in names], size=9))
     text = f"Of {len(found)} runs with features the first {PROBED} are drawn." if len(found) > PROBED else ""
     return Section("probe", "Features", ((text,),) if text else (), (*charts, *embedded))
@@ -543,7 +589,10 @@ def _setup(own: _Runs) -> Section:
     tables = []
     if marked:
         runs = [short(run.folder.path.name) for _, run in own.every]
-        grid = [["run", *runs], *([short(text, 40) for text in (key, *values)] for key, values in marked.items())]
+        grid = [["run", *runs]]
+        for key, values in marked.items():
+            cut = distinct(values, 60)
+            grid.append([short(key, 60), *(cut[value] for value in values)])
         if len(runs) >= len(marked):  # the longer side goes down the page: a print has no room for it across
             grid = [list(row) for row in zip(*grid, strict=True)]
         header, *rows = [tuple(row) for row in grid]
@@ -559,7 +608,7 @@ def _setup(own: _Runs) -> Section:
     for label, run in own.every:
         told = [f"{key} = {short(str(value), 200)}" for key, value in flatten(run.config).items()]
         told += ["", *(f"{key}: {short(str(value), 200)}" for key, value in run.environment.items())]
-        title = f"{short(label)}, seed {run.seed}: {short(str(run.folder.path))}"
+        title = f"{label}, seed {run.seed}: {short(str(run.folder.path))}"
         details.append(Details(title, "\n".join(told)))
     return Section("setup", "Settings and environment", tables=tuple(tables), details=tuple(details))
 

@@ -119,7 +119,7 @@ def lines(
     layout = {"xaxis": x, "yaxis": y, "height": 340, "showlegend": legend}
     if legend:
         layout |= {"legend": BELOW | {"y": -0.25}, "height": 400}
-    if alone := [short(line.label, 40) for line in drawn if len(line.x) == 1]:
+    if alone := [short(line.label, 120) for line in drawn if len(line.x) == 1]:
         caption += f" With one value each, and so a point: {', '.join(alone)}."
     if bands > BANDS:
         caption += f" The bands of {bands} lines would cover each other and are left out."
@@ -135,7 +135,7 @@ def _told_lines(drawn: Sequence[Line], what: str) -> str:
         known = np.flatnonzero(np.isfinite(line.y))
         if len(known):
             first, last = line.y[known[0]], line.y[known[-1]]
-            ends.append(f"{short(line.label)} from {first:.4g} to {last:.4g}")
+            ends.append(f"{short(line.label, 120)} from {first:.4g} to {last:.4g}")
     return f"Lines of {what}: {'; '.join(ends) or 'no known value'}."
 
 
@@ -168,7 +168,7 @@ def strips(
     span = float(np.ptp(everything)) if everything.size else 1.0
     data: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    labels = ["<br>".join(map(plain, textwrap.wrap(short(row.label) + row.note, LETTERS))) for row in rows]
+    labels = ["<br>".join(map(plain, textwrap.wrap(short(row.label, 120) + row.note, LETTERS))) for row in rows]
     most_lines = 1 + max(label.count("<br>") for label in labels)
     told, points = [], 0
     for place, (row, own) in enumerate(zip(rows, finite, strict=True)):
@@ -198,7 +198,7 @@ def strips(
                     "meta": {"ink": True, "method": row.method},
                 }
             )
-            told.append(f"{short(row.label)}: mean {mean:.4g}, {values.min():.4g} to {values.max():.4g}")
+            told.append(f"{short(row.label, 120)}: mean {mean:.4g}, {values.min():.4g} to {values.max():.4g}")
         annotations.append(
             {
                 **{"xref": "paper", "x": 0, "xanchor": "left", "y": place - 0.32, "yanchor": "middle"},

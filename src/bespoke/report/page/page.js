@@ -95,7 +95,7 @@ function order(a, b) {
   const known = (text) => text !== "" && Number.isFinite(Number(text));
   if (known(x) && known(y)) return Number(x) - Number(y);
   if (known(x) !== known(y)) return known(x) ? -1 : 1;
-  return x.localeCompare(y);
+  return x.localeCompare(y, undefined, { numeric: true });
 }
 
 function turn(head) {
