@@ -16,6 +16,7 @@ import torch
 from small_runs import assert_same_result, command, experiment, write
 
 import bespoke
+from bespoke.cli.main import _spread
 from bespoke.records import RunFolder
 from bespoke.runs import federation
 
@@ -544,3 +545,16 @@ def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("demo --set a.b=1 c.d=x=2", "demo --set a.b=1 --set c.d=x=2"),
+        ("--set a.b=1 demo", "--set a.b=1 demo"),
+        ("--set=a.b=1 c.d=2 --seeds 0 1", "--set=a.b=1 --set c.d=2 --seeds 0 --seeds 1"),
+        ("--methods a b --seeds 0 demo", "--methods a --methods b --seeds 0 demo"),
+    ],
+)
+def test_options_that_take_several_words(given, read):
+    assert _spread(given.split()) == read.split()

@@ -38,7 +38,7 @@ def show(
     experiment: Annotated[str, typer.Argument(help="An experiment file, or the name of a shipped one.")],
     chart: Annotated[Path | None, typer.Option(help="Also draw the clients' classes (.png, .svg or .pdf).")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE...", help="Change settings, one or several.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the federation.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

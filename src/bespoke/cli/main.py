@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -140,11 +140,11 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 def _spread(arguments: list[str]) -> list[str]:
-    """Rewrite ``--seeds 0 1 2`` and ``--methods a b`` as the repeated options that the parser expects."""
+    """Rewrite ``--seeds 0 1 2`` and ``--set a.b=1 c.d=2`` as the repeated options that the parser expects."""
     spread: list[str] = []
     option = ""
     for word in arguments:
-        if option and not word.startswith("-") and (option != "--seeds" or word.isdigit()):
+        if option and not word.startswith("-") and _SEVERAL[option](word):
             spread += [word] if spread[-1] == option else [option, word]
             continue
         option = word.partition("=")[0] if word.partition("=")[0] in _SEVERAL else ""
@@ -152,7 +152,13 @@ def _spread(arguments: list[str]) -> list[str]:
     return spread
 
 
-_SEVERAL = ("--seeds", "--methods", "--cells")
+# Options that take several words, and whether a word that follows may be one.
+_SEVERAL: dict[str, Callable[[str], bool]] = {
+    "--seeds": str.isdigit,
+    "--set": lambda word: "=" in word,
+    "--methods": bool,
+    "--cells": bool,
+}
 
 
 def _version(value: bool) -> None:
@@ -179,7 +185,7 @@ def run(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated."),
+        typer.Option("--set", metavar="TABLE.KEY=VALUE...", help="Change settings, one or several."),
     ] = None,
     backend: Annotated[
         str, typer.Option(help="batched: a cohort at once; loop: one client after another; auto: to suit the device.")

@@ -22,7 +22,7 @@ def tune(
         str | None, typer.Option(metavar="NAME", help="Tune this method instead of the file's.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE...", help="Change settings, one or several.")
     ] = None,
     trials: Annotated[int, typer.Option(min=1, max=100_000, help="Number of trials, earlier ones included.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the runs and of the search.")] = 0,
