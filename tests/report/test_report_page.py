@@ -127,6 +127,13 @@ def test_partition_logged_values_and_warnings(two):
     assert "device: cpu" in section(page, "setup").details[0].text
 
 
+@pytest.mark.parametrize("told", [[], {"notes": [{"a": 1}]}, {"notes": "a note"}, {"notes": None}])
+def test_an_environment_that_is_none_is_refused(tmp_path, told):
+    written(tmp_path / "a").write_json("environment.json", told)
+    with pytest.raises(UserError, match=r"^[^\n]+environment.json is damaged; restore it or run the experiment again$"):
+        page_of(tmp_path)
+
+
 @pytest.mark.parametrize("told", [{}, {"conditions": ["clean", "fog:3"] * 3}])
 def test_a_methods_colour_does_not_depend_on_the_order_of_the_runs(tmp_path, told):
     names = ["pfedfda", "fedavg", "apfl", "ditto"]
