@@ -115,6 +115,7 @@ def test_rows_must_have_the_documented_columns(tmp_path):
         ("metrics", {"f1": [1, [2, 3]]}),
         ("metrics", {"f1": [[[1]], [[2]]]}),
         ("logged", [1]),
+        ("logged", {"beta": 2**63}),
         ("cohort", 3),
         ("cohort", [2, -1]),
         ("cohort", [2**63, 0]),

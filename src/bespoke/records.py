@@ -33,7 +33,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -138,8 +137,10 @@ def is_table_of(sound: Sound) -> Sound:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite JSON number, or null."""
-    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+    """Return whether a value is a finite JSON number that an array can hold, or null."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return value is None or (type(value) is float and math.isfinite(value))
 
 
 def _is_client(value: Any) -> bool:
