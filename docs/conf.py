@@ -55,6 +55,7 @@ toc_object_entries_show_parents = "hide"
 nitpicky = True
 # Types of other projects, and ours that nobody makes by hand, are shown in signatures and lead nowhere.
 INTERNAL = ("core.local.Strategy", "report.units.Unit", "runs.federation.Federation")
+INTERNAL += ("report.page.parts.Live", "report.page.parts.Page")
 nitpick_ignore = [("py:class", f"bespoke.{name}") for name in INTERNAL]
 nitpick_ignore_regex = [(r"py:.*", r"(?!bespoke\.).*")]
 

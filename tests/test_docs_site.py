@@ -1,6 +1,9 @@
-"""The documentation site builds without a warning, its links lead somewhere, and every public name is in it."""
+"""The documentation site builds without a warning, its links lead somewhere, and every name one may use is in it."""
 
+import inspect
 import os
+import pydoc
+import re
 import runpy
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import bespoke
+import bespoke.report.page
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.xdist_group("site")  # one build for all
@@ -71,16 +75,56 @@ def test_dead_links_are_found(tmp_path):
     assert sorted(dead_links(tmp_path)) == ["a.html: #z", "a.html: c.html", "b.html: a.html#n", "b.html: no.png"]
 
 
-def test_every_public_name_has_an_entry(site):
+@pytest.fixture(scope="module")
+def entries(site):
+    """The names that the reference explains."""
     from sphinx.util.inventory import InventoryFile
 
     inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
-    entries = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
+    return {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
+
+
+def taught(text):
+    """The names below `bespoke` that a page or a program uses, other than modules, each with what it leads to.
+
+    They are imported, written in full, or follow the name of an imported module, as in `page.write`.
+    """
+    names, modules = set(re.findall(r"\bbespoke(?:\.\w+)+", text)), {}
+    for module, given in re.findall(r"\bfrom (bespoke[\w.]*) import (\([^)]*\)|[\w, ]+)", text):
+        for name, alias in re.findall(r"(\w+)(?: as (\w+))?", given):
+            names.add(f"{module}.{name}")
+            modules[alias or name] = f"{module}.{name}"
+    for short, full in modules.items():
+        if inspect.ismodule(pydoc.locate(full)):
+            names |= {f"{full}.{name}" for name in re.findall(rf"(?<![\w./]){short}\.(\w+)", text)}
+    found = {name: pydoc.locate(name) for name in names}
+    return {name: value for name, value in found.items() if value is not None and not inspect.ismodule(value)}
+
+
+def test_every_public_name_has_an_entry(entries):
     public = {f"bespoke.{name}" for name in bespoke.__all__}
-    for module in (bespoke.data, bespoke.models, bespoke.report):
+    for module in (bespoke.data, bespoke.models, bespoke.report, bespoke.report.page):
         public |= {f"{module.__name__}.{name}" for name in module.__all__ if name not in bespoke.__all__}
     assert len(public) > 90
     assert public - entries == set()
+
+
+def test_every_name_that_a_page_or_an_example_uses_has_an_entry(entries):
+    """Also by another name that leads to the same: `bespoke.models.ModelSettings` is `bespoke.ModelSettings`."""
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")]
+    used = {name: value for path in paths for name, value in taught(path.read_text(encoding="utf-8")).items()}
+    known = {id(value) for entry in entries if (value := pydoc.locate(entry)) is not None}
+    assert len(used) > 80
+    assert {name for name, value in used.items() if name not in entries and id(value) not in known} == set()
+
+
+def test_names_are_found_in_every_form():
+    text = (
+        "from bespoke.report import page, find_runs as f\nfrom bespoke.report.page import (\n  live,\n)\npage.write(1)"
+    )
+    text += "\n`live.beside`, `bespoke.tree.map(f, t)`, page/live.py, and bespoke.lock and live.nothing, which are none"
+    names = ("report.find_runs", "report.page.write", "report.page.live.beside", "tree.map")
+    assert taught(text).keys() == {f"bespoke.{name}" for name in names}
 
 
 def test_generated_tables_are_fresh():

@@ -115,6 +115,7 @@ def test_rows_must_have_the_documented_columns(tmp_path):
         ("metrics", {"f1": [1, [2, 3]]}),
         ("metrics", {"f1": [[[1]], [[2]]]}),
         ("logged", [1]),
+        ("logged", {"beta": 2**63}),
         ("cohort", 3),
         ("cohort", [2, -1]),
         ("cohort", [2**63, 0]),
@@ -229,6 +230,46 @@ def test_a_damaged_line_is_named(tmp_path, damage, last):
     (tmp_path / CLIENTS).write_bytes(good + damage + (b"" if last else good))
     with pytest.raises(UserError, match=r"clients\.jsonl is damaged at line 2"):
         list(RunFolder(tmp_path).clients())
+
+
+@pytest.mark.parametrize("what", ["pipe", "device"])
+def test_what_is_no_regular_file_is_named_and_not_read(tmp_path, what):
+    folder = RunFolder(tmp_path)
+    for name, read in {
+        ROUNDS: folder.rounds,
+        CLIENTS: lambda: list(folder.clients()),
+        TIMING: folder.timing,
+        "federation.json": folder.federation,
+        "environment.json": lambda: folder.read_json("environment.json"),
+        "config.toml": folder.config,
+    }.items():
+        path = tmp_path / name
+        os.mkfifo(path) if what == "pipe" else path.symlink_to("/dev/zero")
+        with pytest.raises(UserError, match=f"^cannot read {path}: it is no regular file; [^\n]+$"):
+            read()
+
+
+def test_a_line_or_a_file_without_end_is_refused(tmp_path):
+    """Files with holes, which take no room; a torn last line of ordinary length is skipped as ever."""
+    folder = RunFolder(tmp_path)
+    folder.append(TIMING, [timing(1), timing(2)])
+    os.truncate(tmp_path / TIMING, 2**20)
+    assert folder.timing() == [timing(1), timing(2)]
+    os.truncate(tmp_path / TIMING, 2**40)
+    with pytest.raises(UserError, match=rf"{TIMING} is damaged at line 3; restore it"):
+        folder.timing()
+    (tmp_path / "federation.json").touch()
+    os.truncate(tmp_path / "federation.json", 2**40)
+    with pytest.raises(UserError, match=r"federation\.json: it has more than 1,073,741,824 bytes; restore it"):
+        folder.federation()
+
+
+def test_half_a_character_is_no_text(tmp_path):
+    (tmp_path / "environment.json").write_text(r'{"device": "\ud83d"}')
+    with pytest.raises(UserError, match=r"environment\.json: it holds half a character; restore it"):
+        RunFolder(tmp_path).read_json("environment.json")
+    (tmp_path / "environment.json").write_text(r'{"device": "\ud83d\ude00"}')
+    assert RunFolder(tmp_path).read_json("environment.json") == {"device": "\U0001f600"}
 
 
 def test_readers_of_a_folder_without_records(tmp_path):

@@ -10,7 +10,7 @@ import stat
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bespoke.errors import UserError
 
@@ -118,6 +118,12 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     if not stat.S_ISREG(mode):
         code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
         raise OSError(code, "Is a directory" if code == errno.EISDIR else "it is no regular file", str(path))
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading; refuse others as :func:`check_regular` does."""
+    check_regular(path)
+    return open(path, "rb")
 
 
 def read_toml(path: Path, levels: int = _MOST_LEVELS) -> dict[str, Any]:

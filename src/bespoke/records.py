@@ -33,22 +33,22 @@ import hashlib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
-from bespoke.files import check_regular, fsync_folder, read_toml, write_atomic, write_error
+from bespoke.files import check_regular, fsync_folder, open_regular, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
 FEDERATION, START = "federation.json", "start.safetensors"
 RESUME_OPTION = "--resume (resume=True in Python)"
 RESUME = f", then continue a started run with {RESUME_OPTION}"
 _PIECE = 2**20  # bytes read at once
+_LONGEST, _LARGEST = 2**28, 2**30  # bytes of a line, and of a JSON file: what is longer is no record
 
 COLUMNS: dict[str, dict[str, str]] = {
     ROUNDS: {
@@ -137,8 +137,10 @@ def is_table_of(sound: Sound) -> Sound:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite JSON number, or null."""
-    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+    """Return whether a value is a finite JSON number that an array can hold, or null."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return value is None or (type(value) is float and math.isfinite(value))
 
 
 def _is_client(value: Any) -> bool:
@@ -243,8 +245,7 @@ def _parse(name: str, line: bytes) -> dict[str, Any] | None:
     """Parse a line of the record file `name`; return None for a damaged line."""
     try:
         row = _DECODER.decode(line.decode())
-        if b"\\ud" in line or b"\\uD" in line:
-            json.dumps(row, ensure_ascii=False).encode()  # half a character is no text
+        _check_characters(line, row)
         if name == CLIENTS and "correct" in row:
             row = _with_metrics(row)
         return None if _fault(name, row) else row
@@ -342,7 +343,7 @@ class RunFolder:
             done, digest = 0, hashlib.sha256()
         if done < offset:
             digest = digest.copy()
-            with (self.path / name).open("rb") as file:
+            with open_regular(self.path / name) as file:
                 file.seek(done)
                 while done < offset and (piece := file.read(min(_PIECE, offset - done))):
                     digest.update(piece)
@@ -375,8 +376,7 @@ class RunFolder:
         """
         manifests = sorted(self.path.glob("checkpoints/*.json"), key=lambda path: (len(path.name), path.name))
         try:
-            check_regular(manifests[-1])
-            known = json.loads(manifests[-1].read_bytes())
+            known = _read_json(manifests[-1])
             self.verify({name: int(known["offsets"][name]) for name in COLUMNS}, known["sums"])
         except UserError as error:
             return str(error)
@@ -409,20 +409,26 @@ class RunFolder:
         """Return whether a line of a record file ends at an offset, or it begins there."""
         if offset == 0:
             return True
-        with (self.path / name).open("rb") as file:
+        with open_regular(self.path / name) as file:
             file.seek(offset - 1)
             return file.read(1) == b"\n"
 
     def _lines(self, name: str, end: int | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
         """Yield number and row of the whole lines of a record file, or of those before the byte `end`.
 
-        The row of a damaged line is None.
+        The row of a damaged line is None. A line without an end in sight is damaged, and the last.
         """
         read = 0
-        with (self.path / name).open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with open_regular(self.path / name) as file:
+            for number in count(1):
+                line = file.readline(_LONGEST + 1)
                 read += len(line)
-                if not line.endswith(b"\n") or (end is not None and read > end):
+                if end is not None and read > end:
+                    return
+                if len(line) > _LONGEST:
+                    yield number, None
+                    return
+                if not line.endswith(b"\n"):
                     return
                 yield number, _parse(name, line)
 
@@ -472,9 +478,11 @@ class RunFolder:
         """Return the resolved experiment, `config.toml`."""
         path = self.path / "config.toml"
         try:
+            check_regular(path)
             return read_toml(path)
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {path}: {error}; give the folder of a run") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"cannot read {path}: {why}; give the folder of a run") from error
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `value` as indented JSON to the file `name`, atomically; NaN and infinities become null."""
@@ -484,10 +492,10 @@ class RunFolder:
         """Return the value that `write_json` wrote."""
         path = self.path / name
         try:
-            check_regular(path)
-            return json.loads(path.read_bytes(), parse_constant=_no_constant)
+            return _read_json(path)
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"cannot read {path}: {error}; restore it or run the experiment again") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"cannot read {path}: {why}; restore it or run the experiment again") from error
 
     def export_parquet(self) -> list[Path]:
         """Write `rounds.parquet` and `clients.parquet`, atomically, and return their paths."""
@@ -521,6 +529,27 @@ class RunFolder:
         path = (self.path / name).with_suffix(".parquet")
         write_atomic(path, sink.getvalue(), RESUME)
         return path
+
+
+def _read_json(path: Path) -> Any:
+    """Return the value of a JSON file; a ValueError says why it is none, an OSError that it cannot be read."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST:,} bytes")
+        text = file.read()
+    value = _DECODER.decode(text.decode())
+    _check_characters(text, value)
+    return value
+
+
+def _check_characters(text: bytes, value: Any) -> None:
+    """Raise a ValueError if a value that was read from JSON holds half a character, which no page can show."""
+    if b"\\ud" not in text and b"\\uD" not in text:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character") from None
 
 
 def _nested_columns(rows: Iterable[dict[str, Any]], logged: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import html
 import http.client
+import os
 import re
 import signal
 import socket
@@ -190,6 +191,10 @@ def test_what_is_wrong_with_a_record_is_told_and_the_page_stays(made, tmp_path):
     assert shown.page == page and "cannot be brought up to date" in shown.live.text
     assert "environment.json is damaged" in shown.live.text
     (run.path / "environment.json").write_bytes(sound)
+    os.rename(run.path / "rounds.jsonl", tmp_path / "kept")
+    os.mkfifo(run.path / "rounds.jsonl")
+    assert "rounds.jsonl: it is no regular file; restore it" in followed.newest().live.text
+    os.rename(tmp_path / "kept", run.path / "rounds.jsonl")
     assert followed.newest().live.text.startswith("run has done")
 
 

@@ -249,3 +249,12 @@ def test_a_unit_serves_a_whole_column():
     assert [unit.text(value) for value in (0.5, 12.0, None)] == ["0.50", "12.00", "-"]
     assert unit.text(0.5, plus=True) == "+0.50"
     assert (unit.name, Unit.of("accuracy", []).name) == ("", " in %")
+
+
+def test_what_overflows_is_unknown_and_no_warning():
+    """Sums, squares and ratios beyond any number, in this order; warnings are errors here."""
+    found = aggregate(Scores.of([0, 1, 2], [1, 1, 1], [[1e308, 1], [1e308, 1], [-1e308, 1]]))
+    assert (found.pooled, found.std, found.std0, found.worst10) == (None, None, None, -1e308)
+    assert aggregate(Scores.of([0, 1], [1, 1], [[1.0, 5e-324], [1.0, 1.0]])).mean is None
+    assert seed_statistics([1.7e308, 1.7e308]) == (None, None, None)
+    assert t_interval([1e308, -1e308]) == (0.0, None, None)

@@ -1,5 +1,6 @@
 """What `bespoke run --probe` keeps, and what a report draws of it."""
 
+import os
 import zipfile
 
 import numpy as np
@@ -138,7 +139,7 @@ def _vast(rows):
 
 
 SPOILT = [lambda path: path.write_bytes(b"PK"), _packed, _pickled, _other, _nobody, _without_numbers]
-SPOILT += [_vast(2**44), _vast(2**70)]
+SPOILT += [_vast(2**44), _vast(2**70), os.mkfifo, lambda path: path.symlink_to("/dev/zero")]
 
 
 @pytest.mark.parametrize("spoil", SPOILT)

@@ -127,6 +127,25 @@ def test_partition_logged_values_and_warnings(two):
     assert "device: cpu" in section(page, "setup").details[0].text
 
 
+def test_values_that_overflow_are_left_out_without_a_warning(tmp_path):
+    """Their spread and their sum are beyond any number; the values themselves are drawn. Warnings are errors here."""
+    written(tmp_path / "a", logged={"beta": [1e308, -1e308, 1.7e308, 1e308, None, 0.0]})
+    written(tmp_path / "b", "ditto", logged={"gamma": [1e308] * 6})
+    charts = {chart.title: chart for chart in section(page_of(tmp_path), "logged").charts}
+    points, mean = charts["beta of every client"].figure["data"]
+    assert sorted(points["x"]) == [-1e308, 0.0, 1e308, 1e308, 1.7e308] and mean["x"] == [None, None]
+    assert mean["hovertemplate"].startswith("mean inf")
+    assert charts["gamma by round"].figure["data"][-1]["y"] == [1e308] * 4
+    html(page_of(tmp_path))
+
+
+@pytest.mark.parametrize("told", [[], {"notes": [{"a": 1}]}, {"notes": "a note"}, {"notes": None}])
+def test_an_environment_that_is_none_is_refused(tmp_path, told):
+    written(tmp_path / "a").write_json("environment.json", told)
+    with pytest.raises(UserError, match=r"^[^\n]+environment.json is damaged; restore it or run the experiment again$"):
+        page_of(tmp_path)
+
+
 @pytest.mark.parametrize("told", [{}, {"conditions": ["clean", "fog:3"] * 3}])
 def test_a_methods_colour_does_not_depend_on_the_order_of_the_runs(tmp_path, told):
     names = ["pfedfda", "fedavg", "apfl", "ditto"]

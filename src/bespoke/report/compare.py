@@ -10,7 +10,7 @@ import numpy as np
 
 from bespoke.errors import UserError
 from bespoke.report.groups import parse, people
-from bespoke.report.metrics import Scores, aggregate, seed_statistics, t_interval
+from bespoke.report.metrics import Scores, aggregate, overflowing, seed_statistics, t_interval
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, group_runs, metric_of, view_of
 from bespoke.report.summary import SELECTIONS
 from bespoke.report.table import Comparison, ConditionRow, Difference, Row
@@ -213,6 +213,7 @@ def _inequalities(groups: Groups, chosen: dict[str, Chosen], select: str) -> lis
     return warnings
 
 
+@overflowing
 def _pair(own: Chosen, other: Chosen) -> tuple[Difference | None, bool]:
     """Return the difference over common seeds, or over clients if there is one seed, and whether the test rows differ.
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+overflowing = np.errstate(over="ignore", invalid="ignore")  # what overflows is not finite, and shown so
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Scores:
         """Return every client's value, [M]; NaN if it is undefined or unknown."""
         return _ratio(self.sums, self.weights)
 
+    @overflowing
     def merged(self) -> Scores:
         """Return all clients' rows as those of one client: sums and weights added, [V, 1]."""
         own = self.take(self.defined)
@@ -68,6 +70,7 @@ class Scores:
         return _known(float(self.merged().values()[0]))
 
 
+@overflowing
 def _ratio(sums: Floats, weights: Floats) -> Floats:
     """Return the mean of sums / weights over entries with a positive weight: [V, M] -> [M], NaN if there are none."""
     counted = weights != 0  # NaN counts, so that unknown values stay unknown
@@ -104,6 +107,7 @@ def tenth(clients: int) -> int:
     return max(1, -(-clients // 10))
 
 
+@overflowing
 def aggregate(scores: Scores, higher: bool = True) -> Aggregates:
     """Return every aggregate of a metric; `higher` says whether a larger value is better.
 
@@ -123,9 +127,9 @@ def aggregate(scores: Scores, higher: bool = True) -> Aggregates:
         mean=_known(float(values.mean())) if clients else None,
         std=_known(float(values.std(ddof=1))) if clients > 1 else None,
         std0=std0,
-        worst10=float(worst.mean() if higher else -worst.mean()) if clients and sound else None,
+        worst10=_known(float(worst.mean() if higher else -worst.mean())) if clients and sound else None,
         top10_samples=own.take(largest).pooled() if clients else None,
-        cv=std0 / pooled if pooled and pooled > 0 and std0 is not None else None,
+        cv=_known(std0 / pooled) if pooled and pooled > 0 and std0 is not None else None,
     )
 
 
@@ -138,13 +142,14 @@ class SeedStatistics(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval, which a single value does not have."""
+    """A mean and the ends of its interval, which a single value does not have, nor values whose spread overflows."""
 
     mean: float
     low: float | None
     high: float | None
 
 
+@overflowing
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
     """Return the mean of values [N] and Student's t interval of it, with N - 1 degrees of freedom."""
     v = np.asarray(values, dtype=np.float64)
@@ -158,9 +163,11 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
     from scipy.special import stdtrit  # quantile of Student's t
 
     half = float(stdtrit(v.size - 1, 0.5 + confidence / 2) * v.std(ddof=1) / np.sqrt(v.size))
-    return Interval(mean, mean - half, mean + half)
+    ends = mean - half, mean + half
+    return Interval(mean, *ends) if np.isfinite(ends).all() else Interval(mean, None, None)
 
 
+@overflowing
 def seed_statistics(values: Sequence[float | None]) -> SeedStatistics:
     """Return mean, std (ddof 1) and standard error of one value per repetition, [R].
 
@@ -173,5 +180,5 @@ def seed_statistics(values: Sequence[float | None]) -> SeedStatistics:
     v = np.asarray(values, dtype=np.float64)
     if v.size == 1:
         return SeedStatistics(float(v[0]), None, None)
-    std = float(v.std(ddof=1))
-    return SeedStatistics(float(v.mean()), std, std / float(np.sqrt(v.size)))
+    std = _known(float(v.std(ddof=1)))
+    return SeedStatistics(_known(float(v.mean())), std, None if std is None else std / float(np.sqrt(v.size)))

@@ -6,6 +6,7 @@ One `.npz` file of plain arrays, written whole or not at all and read without pi
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
-from bespoke.files import write_atomic
+from bespoke.files import open_regular, write_atomic
 
 NAME = "probe.npz"
 ROWS, EACH = 2000, 20  # rows in all, and of one client
@@ -71,11 +72,13 @@ def read(folder: Path) -> Probe | None:
     if not path.exists():
         return None
     try:
-        with zipfile.ZipFile(path) as packed:
-            if path.stat().st_size > BYTES or any(each.compress_type for each in packed.infolist()):
-                raise ValueError("too large, or packed")
-        with np.load(path, allow_pickle=False) as stored:
-            found: dict[str, Any] = {name: stored[name] for name in _KINDS}
+        with open_regular(path) as file:
+            with zipfile.ZipFile(file) as packed:
+                if os.fstat(file.fileno()).st_size > BYTES or any(each.compress_type for each in packed.infolist()):
+                    raise ValueError("too large, or packed")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                found: dict[str, Any] = {name: stored[name] for name in _KINDS}
         if not _sound(found):
             raise ValueError("other arrays")
     except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, *_VAST):

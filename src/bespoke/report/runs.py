@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, shown
-from bespoke.records import RESUME_OPTION, RunFolder
+from bespoke.records import RESUME_OPTION, RunFolder, is_list_of, is_text
 from bespoke.report.summary import Evaluations, totals
 
 
@@ -57,7 +57,7 @@ class RecordedRun:
         """What `environment.json` says, empty without one."""
         path = self.folder.path / "environment.json"
         found = self.folder.read_json(path.name) if path.exists() else {}
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not is_list_of(is_text)(found.get("notes", [])):
             raise UserError(f"{path} is damaged; restore it or run the experiment again")
         return found
 

@@ -18,7 +18,7 @@ from bespoke.report import probes
 from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, choose, compare_groups, refusals
 from bespoke.report.groups import kind, people
-from bespoke.report.metrics import Scores, tenth
+from bespoke.report.metrics import Scores, overflowing, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
 from bespoke.report.page.parts import Cell, Chart, Code, Details, Page, Section, Table
 from bespoke.report.planes import plane
@@ -33,6 +33,7 @@ BEFORE = "global"  # the view of the shared model, before personalisation
 COSTS = {"bytes_up", "bytes_down"}  # logged values that are counted among the bytes
 
 
+@overflowing
 def page_of(
     paths: Paths,
     baseline: str | None = None,
