@@ -184,7 +184,7 @@ class Experiment:
 def shipped() -> dict[str, Path]:
     """Return the shipped experiments by name."""
     root = experiments_folder()
-    paths = [p for p in sorted(root.rglob("*.toml")) if p.parent.name not in ("algorithms", "tables")]
+    paths = [p for p in sorted(root.rglob("*.toml")) if p.parent.name not in ("algorithms", "tables", "comparisons")]
     return {p.relative_to(root).with_suffix("").as_posix(): p for p in paths}
 
 
