@@ -441,6 +441,10 @@ def test_runs_that_differ_late_in_a_long_label_are_told_apart(tmp_path):
     assert {*page.methods} == {*names} and all(f"last={i})" in names[i] for i in range(4))
     (differing,) = section(page, "setup").tables
     assert len({tuple(row[1:]) for row in texts(differing)}) == 4
+    middle = "restarts_1"  # lies in the part that short labels leave out
+    with pytest.raises(UserError, match="may mean"):
+        page_of(tmp_path, baseline=middle)
+    assert page_of(tmp_path, baseline="last=2").sections[0].tables[0].rows[2][-2].text == "baseline"
 
 
 def test_labels_are_distinct_however_alike_they_are():
@@ -464,7 +468,7 @@ def test_new_clients_have_a_table_of_their_own(tmp_path):
 
 
 def test_classes_have_the_names_that_the_data_give_them(tmp_path):
-    counts = [{"0": 5, "1": 3, "7": 1}] * 6
+    counts = [{"0": 5, "1": 3, "7": 1, "9" * 5000: 0}] * 6  # a number that Python does not read
     written(tmp_path / "a", class_counts=counts, class_names=["<b>cat</b>", "dog"])
     chart = section(page_of(tmp_path), "partition").charts[0]
     assert chart.figure["layout"]["yaxis"]["ticktext"] == ["7", "dog", "&lt;b&gt;cat&lt;/b&gt;"]

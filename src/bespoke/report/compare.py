@@ -65,7 +65,7 @@ def compare_groups(
         if value not in allowed:
             raise UserError(f"unknown {name} {value!r}; use one of {', '.join(allowed)}")
     metric, higher = metric_of(groups, metric)
-    baseline = _baseline(groups, baseline)
+    baseline = baseline_of(groups, baseline)
     chosen = {label: choose(groups, label, select, view, group, metric) for label in groups}
     warnings += _inequalities(groups, chosen, select)
     rows = []
@@ -112,7 +112,7 @@ def refusals(label: str, runs: Mapping[int, RecordedRun]) -> str:
     return f"{label}: {count} {said} refused and left out of the aggregate" if count else ""
 
 
-def _baseline(groups: Groups, wanted: str | None) -> str:
+def baseline_of(groups: Groups, wanted: str | None) -> str:
     """Return the label that `wanted` names: in full, by its beginning, or by any part that no other label has."""
     if wanted is None:
         averaged = [label for label, runs in groups.items() if next(iter(runs.values())).algorithm == "fedavg"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bespoke.errors import distinct, listed, short
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
-from bespoke.report.compare import Chosen, choose, compare_groups, refusals
+from bespoke.report.compare import Chosen, baseline_of, choose, compare_groups, refusals
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, overflowing, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
@@ -46,7 +46,8 @@ def page_of(
     found, warnings = group_runs(paths)
     labels = distinct(found)
     groups = {labels[label]: runs for label, runs in found.items()}
-    comparison = compare_groups(groups, warnings, labels.get(baseline or "", baseline), select, view, group, metric)
+    first = labels[baseline_of(found, baseline)]  # a part of a label may be one that its short form lacks
+    comparison = compare_groups(groups, warnings, first, select, view, group, metric)
     chosen = {label: choose(groups, label, comparison.select, view, group, comparison.metric) for label in groups}
     own = _Runs(groups, comparison, chosen, view, group)
     sections = [_compared(own), _new(own), _curves(own), _clients(own), _fairness(own), _partition(own), _logged(own)]
@@ -437,12 +438,13 @@ def _partition(own: _Runs) -> Section:
 
 def _by_class_name(told: dict[str, Any]) -> list[dict[str, int]]:
     """Return each client's rows by class, named where the data name their classes and by number elsewhere."""
-    return [{_class_name(told, number): n for number, n in own.items()} for own in told.get("class_counts", ())]
+    names = _class_names(told)
+    return [{names.get(number, number): n for number, n in own.items()} for own in told.get("class_counts", ())]
 
 
-def _class_name(told: dict[str, Any], number: str) -> str:
-    names = told.get("class_names", ())
-    return names[int(number)] if number.isdecimal() and int(number) < len(names) else number
+def _class_names(told: dict[str, Any]) -> dict[str, str]:
+    """Return the names of classes by number, as records write it; none where the data give none."""
+    return {str(number): name for number, name in enumerate(told.get("class_names", ()))}
 
 
 # --- what methods log ----------------------------------------------------------------------------------------------
@@ -544,7 +546,8 @@ def _probed(own: _Runs) -> Section:
     for label, run, probe in found[:PROBED]:
         named = f"{label}, seed {run.seed}" if len(own.every) > 1 else label
         who = [own.name(run, client) for client in probe.clients.tolist()]
-        classes = [f"class {_class_name(run.federation, str(n))}" for n in probe.classes.tolist()]
+        class_names = _class_names(run.federation)
+        classes = [f"class {class_names.get(str(n), n)}" for n in probe.classes.tolist()]
         several = f"{len(set(probe.clients.tolist()))} clients, after round {probe.round}"
         if len(probe.vectors) > 1:
             flat, kept = _plane(probe.vectors)
