@@ -12,6 +12,7 @@ graph where there is a GPU. ``--set`` changes settings, for a small test: ``--se
 
 import argparse
 import json
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -125,6 +126,9 @@ def trained(method: str, norm: str, settings: list[str], device: torch.device) -
         "mean_percent_by_round": curve,
         "clients": len(clients),
         "seed": 0,
+        "rounds": rounds,
+        "commit": os.environ.get("BESPOKE_COMMIT"),
+        "precision": "tf32" if device.type == "cuda" else "fp32",  # PyTorch's default for convolutions
         "seconds": round(time.perf_counter() - began, 1),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,

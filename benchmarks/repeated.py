@@ -1,0 +1,131 @@
+"""Whether committed results come out again: some cells drawn at random, run by their printed commands, and compared.
+
+``python benchmarks/repeated.py`` draws five cells from the results in ``results/`` that were made on this kind of
+device, of some data sets, and of methods whose source has not changed since; trainings of more than 400 seconds are
+left out. Each is run by the command that its table's page prints, and read as the table reads it.
+``results/repeated.json`` holds both numbers, and whether all clients' sums and the whole curve are equal too.
+``--draw`` only says which cells those are; ``--only K`` runs one of them.
+"""
+
+import argparse
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from bespoke.files import write_atomic
+from bespoke.records import RunFolder
+from bespoke.runs.results import Run
+from bespoke.tables import plan, reading, results, spec
+from bespoke.tables.beside import Number
+from bespoke.tables.results import Result
+from bespoke.tables.sections import commands
+from bespoke.tables.spec import Entry
+
+ROOT = Path(__file__).parents[1] / "results"
+CELLS, SEED, LONGEST = 5, 0, 400.0  # how many, drawn with which seed, of trainings of at most so many seconds
+
+
+def drawn(root: Path, device: str, data: Collection[str]) -> tuple[list[tuple[Entry, Result]], int]:
+    """Return cells drawn at random, and of how many."""
+    pool = []
+    for result in sorted(results.everything(root), key=lambda each: str(each.path)):
+        told = result.content
+        if not result.done or told.get("adopted_from") or told["environment"].get("device") != device:
+            continue
+        entry = next((each for each in spec.find(told["table"]).entries if each.id == told["cell"]), None)
+        if entry is None or not entry.runs or not result.path.stem.isdigit() or not result.same_source:
+            continue
+        if told["seconds"] > LONGEST or told["settings"]["data"]["name"] not in data:
+            continue
+        if plan.answers(result, plan.job_of(entry, result.seed), entry):
+            pool.append((entry, result))
+    return random.Random(SEED).sample(pool, min(CELLS, len(pool))), len(pool)
+
+
+def again(entry: Entry, before: Result) -> dict[str, Any]:
+    """Run a cell by its printed command; return how both compare."""
+    lines = commands(Number(entry, {before.seed: 0.0}))[1:]
+    with tempfile.TemporaryDirectory() as scratch:
+        for line in lines:
+            print(line, flush=True)
+            words = shlex.split(line)
+            subprocess.run([sys.executable, "-m", "bespoke", *words[1:]], cwd=scratch, check=True, env=os.environ)
+        if words[1] == "sweep":
+            now = results.read(results.place(Path(scratch, "results"), entry) / f"{before.seed}.json")
+        else:
+            now = _read(entry, before.seed, Path(scratch, shlex.split(lines[0])[-1]))
+    old, new = before.content, now.content
+    return {
+        "cell": f"{entry.table}/{entry.id}",
+        "seed": before.seed,
+        "commands": lines,
+        "settings": new["settings"],
+        "evaluate": new["evaluate"],
+        "before": _told(entry, before),
+        "again": _told(entry, now),
+        "same_settings": plan.same_settings(old["settings"], plan.job_of(entry, before.seed).experiment),
+        "same_number": before.value(entry) == now.value(entry),
+        "same_round": old["round"] == new["round"],
+        "same_clients": old["clients"]["metrics"] == new["clients"]["metrics"],
+        "same_curve": old["curve"] == new["curve"],
+    }
+
+
+def _read(entry: Entry, seed: int, out: Path) -> Result:
+    """Read the folder of a run, or its only evaluation, as the table does."""
+    run = cast(Run, SimpleNamespace(folder=RunFolder(out), notes=()))
+    (where,) = (out / "evaluations").iterdir() if entry.cell.evaluate else (out,)
+    evaluated = cast(Run, SimpleNamespace(folder=RunFolder(where), notes=()))
+    seconds = run.folder.read_json("summary.json")["seconds"]
+    return Result(out, reading.result(plan.job_of(entry, seed), entry, run, evaluated, seconds))
+
+
+def _told(entry: Entry, result: Result) -> dict[str, Any]:
+    """Return a result's number, in percent if it is an accuracy, and where it comes from."""
+    told, value = result.content, result.value(entry)
+    keys = ("device", "precision", "torch", "side_by_side")
+    return {
+        "value": None if value is None else value * (100 if told["metric"] == "accuracy" else 1),
+        "round": told["round"],
+        "commit": told["source"]["commit"],
+        "method": told["source"]["method"],
+        "seconds": told["seconds"],
+        **{key: told["environment"].get(key) for key in keys},
+    }
+
+
+def main() -> None:
+    """Run what was drawn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "repeated.json")
+    parser.add_argument("--results", type=Path, default=ROOT)
+    parser.add_argument("--device", default=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", nargs="*", default=["cifar10", "fashion_mnist", "mnist"])
+    parser.add_argument("--draw", action="store_true", help="only say what would be run")
+    parser.add_argument("--only", type=int, metavar="K", help="only the K-th of them, from 0")
+    args = parser.parse_args()
+    cells, of = drawn(args.results, args.device, args.data)
+    told: dict[str, Any] = {"drawn_of": of, "random_seed": SEED, "longest_seconds": LONGEST, "cells": []}
+    if args.out.exists() and not args.draw:
+        told = json.loads(args.out.read_text())
+    for number, (entry, before) in enumerate(cells):
+        if args.draw:
+            print(f"{before.path}: {before.content['seconds']:.0f} s")
+        elif args.only in (None, number):
+            told["cells"].append(again(entry, before))
+            print(json.dumps({k: v for k, v in told["cells"][-1].items() if k != "settings"}, indent=1), flush=True)
+            write_atomic(args.out, json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
