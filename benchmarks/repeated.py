@@ -9,6 +9,7 @@ left out. Each is run by the command that its table's page prints, and read as t
 
 import argparse
 import json
+import math
 import os
 import random
 import shlex
@@ -65,6 +66,7 @@ def again(entry: Entry, before: Result) -> dict[str, Any]:
         else:
             now = _read(entry, before.seed, Path(scratch, shlex.split(lines[0])[-1]))
     old, new = before.content, now.content
+    sums, sums_now = ({name: pair["sum"] for name, pair in each["clients"]["metrics"].items()} for each in (old, new))
     return {
         "cell": f"{entry.table}/{entry.id}",
         "seed": before.seed,
@@ -78,7 +80,18 @@ def again(entry: Entry, before: Result) -> dict[str, Any]:
         "same_round": old["round"] == new["round"],
         "same_clients": old["clients"]["metrics"] == new["clients"]["metrics"],
         "same_curve": old["curve"] == new["curve"],
+        "largest_difference": {
+            "of_a_client": {name: _apart(sums[name], sums_now[name]) for name in sums},
+            "of_the_curve": {name: _apart(old["curve"][name], new["curve"][name]) for name in old["curve"]},
+        },
     }
+
+
+def _apart(old: list[Any], new: list[Any]) -> float:
+    """Return the largest difference of two lists of numbers; a number that only one of them has is far away."""
+    if len(old) != len(new):
+        return math.inf
+    return max((abs(a - b) for a, b in zip(old, new, strict=True) if a is not None and b is not None), default=0.0)
 
 
 def _read(entry: Entry, seed: int, out: Path) -> Result:
