@@ -1,6 +1,7 @@
-"""One thread for each test process; and at the head of a test run, which real data sets it uses."""
+"""One thread for each test process, Ctrl-C as in a terminal; and at the head of a test run, which real data it uses."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ import pytest
 # Before torch is there: the threads of two workers would only fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+# A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and stop by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests start programs that import what tests share.
 _paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
