@@ -531,6 +531,14 @@ def test_runs_are_found_once_and_not_inside_runs(tmp_path):
     assert [folder.path for folder in find_runs(str(tmp_path / "y"))] == [tmp_path / "y"]
 
 
+def test_numbers_in_names_count_as_numbers(tmp_path):
+    names = ["lr0.1", "run1", "run02", "run2", "run10", "run" + "9" * 70, "run²"]
+    for name in reversed(names):
+        fake_run(tmp_path / name, {1: [(0, 1, 2)]}, name)
+    assert [folder.path.name for folder in find_runs(tmp_path)] == names
+    assert list(page.page_of(tmp_path).methods) == names
+
+
 def demo(tmp_path):
     rng = np.random.default_rng(0)
     total = rng.integers(5, 30, 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,13 +76,20 @@ def find_runs(paths: Paths) -> list[RunFolder]:
     for path in map(Path, given):
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; give run folders or folders that contain them")
-        levels = [[path], *(sorted(path.glob(pattern)) for pattern in ("*", "*/*"))]
-        runs = [p for level in levels for p in level if RunFolder(p).holds_run()]
+        there = [path, *path.glob("*"), *path.glob("*/*")]
+        runs = [p for p in there if RunFolder(p).holds_run()]
         inner = [p for p in runs if not any(q in p.parents for q in runs)]
         if not inner:
             raise UserError(f"no run in {path} or two levels below it: a run folder holds a config.toml")
-        found |= {p.resolve(): RunFolder(p) for p in sorted(inner) if p.resolve() not in found}
+        ordered = sorted(inner, key=lambda p: natural(str(p)))
+        found |= {p.resolve(): RunFolder(p) for p in ordered if p.resolve() not in found}
     return list(found.values())
+
+
+def natural(text: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a key that sorts `run2` before `run10`; numbers may have any length."""
+    parts = re.split(r"0*([0-9]+)", text)  # every second part is a number without leading zeros
+    return [(len(part) if turn % 2 else 0, part) for turn, part in enumerate(parts)], text
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bespoke.report.metrics import Scores, overflowing, tenth
 from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
 from bespoke.report.page.parts import Cell, Chart, Code, Details, Page, Section, Table
 from bespoke.report.planes import plane
-from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
+from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, natural, view_of
 from bespoke.report.summary import often_refused, trouble
 from bespoke.report.table import Comparison
 from bespoke.report.units import Unit
@@ -79,7 +79,7 @@ class _Runs:
     @cached_property
     def places(self) -> dict[str, int]:
         """The place of each label, which has a colour: by name, so that runs in another order look the same."""
-        return {label: place for place, label in enumerate(sorted(self.groups))}
+        return {label: place for place, label in enumerate(sorted(self.groups, key=natural))}
 
     @cached_property
     def _several_seeds(self) -> bool:
