@@ -1,6 +1,7 @@
 """The one exception for mistakes that a user can fix, the first line of any other, and values as short text."""
 
 import itertools
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -12,9 +13,25 @@ class UserError(Exception):
     """
 
 
+_JOINERS = "\u200c\u200d"  # shape the letters of several scripts, and join emoji
+
+
 def visible(text: str) -> str:
-    """Return text for a terminal: control characters, line breaks included, become escapes such as \\x1b."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """Return text for a terminal: control characters, line breaks included, become escapes such as \\x1b.
+
+    Joiners stay where they join something, and not where they would only hide in plain letters.
+    """
+    return "".join(
+        c if c.isprintable() or (c in _JOINERS and not before.isascii()) else c.encode("unicode_escape").decode()
+        for before, c in zip(f" {text}", text, strict=False)
+    )
+
+
+def isolated(text: str) -> str:
+    """Return a name for the middle of a sentence, whose order letters from right to left would change."""
+    if any(unicodedata.bidirectional(c) in ("R", "AL") for c in text):
+        return f"\u2068{text}\u2069"
+    return text
 
 
 def short(text: str, longest: int = 80) -> str:

@@ -44,7 +44,7 @@ from bespoke.errors import UserError
 from bespoke.files import check_regular, fsync_folder, open_regular, read_toml, write_atomic, write_error
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
-FEDERATION, START = "federation.json", "start.safetensors"
+FEDERATION, START, SUMMARY = "federation.json", "start.safetensors", "summary.json"
 RESUME_OPTION = "--resume (resume=True in Python)"
 RESUME = f", then continue a started run with {RESUME_OPTION}"
 _PIECE = 2**20  # bytes read at once

@@ -117,6 +117,22 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(opened):
     assert trouble == []
 
 
+def test_no_button_of_a_chart_leads_elsewhere(opened):
+    """Plotly's own set has one that uploads the chart."""
+    page, trouble = opened
+    windows: list[str] = []
+    page.context.on("page", lambda opened: windows.append(opened.url))
+    chart = page.locator("#fairness .chart")
+    chart.hover()
+    buttons = chart.locator(".modebar-btn")
+    titles = [button.get_attribute("data-title") for button in buttons.all()]
+    assert titles == ["Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]
+    for button in buttons.all()[1:]:  # the first writes a file
+        button.click()
+    assert "cloud" not in page.evaluate("document.querySelector('main').innerHTML")
+    assert windows == [] and trouble == []
+
+
 def test_other_kinds_of_charts_wait_until_the_first_one_is_there(chromium, report):
     """Setting them up takes longer than anything else: the first chart does not wait for it."""
     page = chromium.new_page(viewport={"width": 1200, "height": 900})

@@ -454,6 +454,51 @@ def test_labels_are_distinct_however_alike_they_are():
     assert all(len(text) <= 80 for text in found.values())
 
 
+def test_clients_with_long_names_are_told_apart(tmp_path):
+    """In tables by both ends of their names, in charts by all of them."""
+    names = (*(f"university hospital of the east, ward of cardiology {i}" for i in range(4)), "", "  ", "7")
+    written(tmp_path / "a", "fedavg", names)
+    written(tmp_path / "b", "pfedfda", names, shift=1, before=True)
+    page = page_of(tmp_path)
+    (worst,) = section(page, "fairness").tables
+    assert texts(worst)[0][2] == "university hospit…d of cardiology 0: 60.0"
+    by_personalisation = section(page, "clients").tables[0]
+    assert texts(by_personalisation)[0][-2:] == ["client 7: +40.0", "university hospit…d of cardiology 0: -20.0"]
+    hover = section(page, "fairness").charts[0].figure["data"][0]["customdata"]
+    assert f"{names[1]}<br><b>70.0 %</b> over 10 test rows" in hover
+    assert {text.partition("<br>")[0] for text in hover} == {*names[:4], "client 4", "client 5", "client 7"}
+
+
+def test_names_from_right_to_left_leave_numbers_in_order(tmp_path):
+    names = ("בית חולים א", "بيمارستان", "ann", "می\u200cخواهم", "an\u200dn")
+    written(tmp_path / "a", "fedavg", names, refused={"1": "it holds NaN"})
+    written(tmp_path / "b", "pfedfda", names, before=True)
+    page = page_of(tmp_path)
+    (worst,) = section(page, "fairness").tables
+    assert texts(worst)[0][2] == "\u2068בית חולים א\u2069: 60.0"  # isolated, in the direction of its first letter
+    assert "fedavg: \u2068بيمارستان\u2069 was refused 4 times: it holds NaN" in page.warnings
+    hover = "".join(section(page, "fairness").charts[0].figure["data"][0]["customdata"])
+    assert names[3] in hover  # a joiner belongs to the word
+    assert r"an\u200dn" in hover  # and would only hide here
+
+
+def test_a_run_that_is_not_finished_says_so(tmp_path):
+    for name, wanted in (("done", 4), ("killed", 9), ("patient", 9)):
+        run = written(tmp_path / name, name)
+        text = (run.path / "config.toml").read_text()
+        (run.path / "config.toml").write_text(text.replace("rounds = 4", f"rounds = {wanted}"))
+    run.write_json("summary.json", {})  # of a run that ended by itself
+    said = [text for text in page_of(tmp_path).warnings if "finished" in text]
+    assert said == ["killed: not finished: 4 of 9 rounds are there; finish it with --resume (resume=True in Python)"]
+
+
+def test_charts_over_rounds_bytes_and_seconds_read_differently(two):
+    told = [chart.alternative for chart in section(two[0], "curves").charts]
+    assert "by round: fedavg from 36.67 at 1 to 66.67 at 4" in told[0]
+    assert "by bytes sent and received, all clients: fedavg from 36.67 at 1.2e+04" in told[1]
+    assert "by seconds of training and aggregation: fedavg from 36.67 at 0.75 to 66.67 at 3" in told[2]
+
+
 def test_new_clients_have_a_table_of_their_own(tmp_path):
     written(tmp_path / "a", "fedavg", new=2)
     written(tmp_path / "b", "pfedfda", new=2, shift=1)

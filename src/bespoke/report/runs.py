@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bespoke.errors import UserError, shown
+from bespoke.errors import UserError, distinct, short, shown, visible
 from bespoke.records import RESUME_OPTION, RunFolder, is_list_of, is_text
 from bespoke.report.summary import Evaluations, totals
+
+BRIEF, LONGEST = 40, 240  # letters of a client's name in a table or a sentence, and at most
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,30 @@ class RecordedRun:
         if not isinstance(found, dict) or not is_list_of(is_text)(found.get("notes", [])):
             raise UserError(f"{path} is damaged; restore it or run the experiment again")
         return found
+
+    def client_name(self, client: Any, brief: bool = False) -> str:
+        """Return a client's name in words, by its place; a record may name others too.
+
+        One that is very long, or for `brief` too long for a table, is cut so that it differs from all others.
+        """
+        names = self._names
+        name = names[client] if isinstance(client, int) and client < len(names) else _in_words(str(client), client)
+        if len(name) <= (BRIEF if brief else LONGEST):
+            return visible(name)
+        return self._briefs.get(name) or short(name, BRIEF)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [_in_words(name, place) for place, name in enumerate(self.federation.get("names", ()))]
+
+    @cached_property
+    def _briefs(self) -> dict[str, str]:
+        return distinct(self._names, BRIEF)
+
+
+def _in_words(name: str, client: Any) -> str:
+    """Return a client's name: a number alone would read as a value, and nothing as nobody."""
+    return name if name.strip() and not name.isdigit() else f"client {name.strip() or client}"
 
 
 Groups = dict[str, dict[int, RecordedRun]]  # label -> seed -> run

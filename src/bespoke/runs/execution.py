@@ -19,7 +19,7 @@ from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import CLIENTS, FEDERATION, RESUME, RESUME_OPTION, ROUNDS, TIMING, RunFolder
+from bespoke.records import CLIENTS, FEDERATION, RESUME, RESUME_OPTION, ROUNDS, SUMMARY, TIMING, RunFolder
 from bespoke.report.summary import often_refused, trouble
 from bespoke.runs import beginnings, identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
@@ -126,7 +126,7 @@ def conclude(done: Run, environment: dict[str, Any], exports: bool) -> None:
     if processes.first():
         counted = _device_seconds(done.federation.clients)
         done.folder.write_json("environment.json", environment | counted | {"notes": done.notes})
-        done.folder.write_json("summary.json", done.summary)
+        done.folder.write_json(SUMMARY, done.summary)
         if exports:
             done.folder.export_parquet()
     processes.wait()  # the others have read the records, while the first process keeps the folder

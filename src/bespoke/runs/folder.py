@@ -12,7 +12,7 @@ from pathlib import Path
 from bespoke.clients import processes
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
-from bespoke.records import CLIENTS, COLUMNS, FEDERATION, RESUME_OPTION, ROUNDS, START, RunFolder
+from bespoke.records import CLIENTS, COLUMNS, FEDERATION, RESUME_OPTION, ROUNDS, START, SUMMARY, RunFolder
 from bespoke.runs import checkpoint
 from bespoke.runs.lock import LOCK, FolderLock
 
@@ -20,7 +20,7 @@ ELSEWHERE = "choose another folder with --out (out= in Python)"
 CHECKPOINTS = "checkpoints"  # in a run's folder
 EVALUATION = "evaluation.json"  # in the folder of an evaluation: of which run, and how
 
-_DESCRIPTIONS = (FEDERATION, START, EVALUATION, "environment.json", "summary.json")
+_DESCRIPTIONS = (FEDERATION, START, EVALUATION, "environment.json", SUMMARY)
 _RECORDS = (*COLUMNS, *_DESCRIPTIONS, CHECKPOINTS)
 _EXPORTS = [Path(name).with_suffix(".parquet").name for name in (ROUNDS, CLIENTS)]
 _WHOLE = {"config.toml", *_DESCRIPTIONS, *_EXPORTS}  # what a run writes at once, beside checkpoints

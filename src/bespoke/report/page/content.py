@@ -13,13 +13,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import distinct, listed, short
+from bespoke.errors import distinct, isolated, listed, short
+from bespoke.records import RESUME_OPTION, SUMMARY
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, baseline_of, choose, compare_groups, refusals
 from bespoke.report.groups import kind, people
 from bespoke.report.metrics import Scores, overflowing, tenth
-from bespoke.report.page.figures import Floats, Line, Strip, axis, bubbles, lines, plain, scatter, sizes, strips, whole
+from bespoke.report.page.figures import (
+    Floats,
+    Line,
+    Strip,
+    axis,
+    bubbles,
+    lines,
+    scatter,
+    sizes,
+    strips,
+    whole,
+    wrapped,
+)
 from bespoke.report.page.parts import Cell, Chart, Code, Details, Page, Section, Table
 from bespoke.report.planes import plane
 from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, natural, view_of
@@ -91,11 +104,14 @@ class _Runs:
         return self.comparison.unit
 
     def name(self, run: RecordedRun, client: Any) -> str:
-        """Return a client's name, with the seed where several make other clients of the same name."""
-        names = run.federation.get("names", ())
-        known = isinstance(client, int) and client < len(names)
-        name = names[client] if known else str(client)
-        name = f"client {name}" if name.isdigit() else name  # a number alone would read as a value
+        """Return a client's whole name, with the seed where several make other clients of the same name."""
+        return self._seeded(run, run.client_name(client))
+
+    def brief(self, run: RecordedRun, client: Any) -> str:
+        """Return a client's name for a table or a sentence: short, unlike all others of its run, in its direction."""
+        return self._seeded(run, isolated(run.client_name(client, brief=True)))
+
+    def _seeded(self, run: RecordedRun, name: str) -> str:
         return name + (f" (seed {run.seed})" if self._several_seeds else "")
 
     def titled(self, label: str, run: RecordedRun) -> str:
@@ -203,7 +219,11 @@ def _curves(own: _Runs) -> Section:
     y = axis(f"mean test {short(metric, UPRIGHT - 10)}{unit.name}", hoverformat=unit.code)
     axes = {
         "rounds": ("Over rounds", whole("round", _span(drawn["rounds"])), ""),
-        "bytes": ("Over bytes", axis("bytes sent and received, all clients", tickformat="~s", ticksuffix="B"), ""),
+        "bytes": (
+            "Over bytes",
+            axis("bytes sent and received, all clients", tickformat="~s", ticksuffix="B", hoverformat=".3s"),
+            "",
+        ),
         "seconds": (
             "Over seconds",
             axis("seconds of training and aggregation", ticksuffix=" s"),
@@ -252,6 +272,7 @@ class _Gains:
 
     label: str
     names: list[str]
+    briefs: list[str]
     before: Floats
     after: Floats
 
@@ -321,18 +342,19 @@ def _views(own: _Runs, run: RecordedRun, number: int) -> _Pair | None:
 
 def _joined(label: str, own: _Runs, pairs: Sequence[_Pair | None]) -> _Gains | None:
     """Return the clients that have both values, seed after seed; None if no run has."""
-    names: list[str] = []
+    names, briefs = list[str](), list[str]()
     values: list[tuple[float, float]] = []
     for run, before, after in filter(None, pairs):
         known = dict(zip(before.clients, before.values().tolist(), strict=True))
         for client, value in zip(after.clients, after.values().tolist(), strict=True):
             if math.isfinite(value) and math.isfinite(known.get(client, math.nan)):
                 names.append(own.name(run, client))
+                briefs.append(own.brief(run, client))
                 values.append((known[client], value))
     if not values:
         return None
     two = own.unit.scale * np.array(values, dtype=np.float64)
-    return _Gains(label, names, two[:, 0], two[:, 1])
+    return _Gains(label, names, briefs, two[:, 0], two[:, 1])
 
 
 def _gained(own: _Runs, gains: _Gains) -> Floats:
@@ -346,7 +368,7 @@ def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains], abse
     for gains in rows:
         gained = _gained(own, gains)
         hover = [
-            f"{plain(name)}<br>{before:{code}} to {after:{code}}: <b>{gain:+{code}}</b>"
+            f"{wrapped(name)}<br>{before:{code}} to {after:{code}}: <b>{gain:+{code}}</b>"
             for name, before, after, gain in zip(gains.names, gains.before, gains.after, gained, strict=True)
         ]
         place = own.places[gains.label]
@@ -364,7 +386,7 @@ def _gain_table(own: _Runs, title: str, rows: Sequence[_Gains]) -> Table:
         gained = _gained(own, gains)
         low, high = int(gained.argmin()), int(gained.argmax())
         counts = [int((gained > 0).sum()), int((gained == 0).sum()), int((gained < 0).sum())]
-        ends = [Cell(f"{short(gains.names[i], 28)}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
+        ends = [Cell(f"{gains.briefs[i]}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
         median = float(np.median(gained))
         middle = Cell(f"{median:+{unit.code}}", median)
         body.append((Cell(gains.label), *(Cell(str(n), n) for n in counts), middle, *ends))
@@ -387,7 +409,7 @@ def _fairness(own: _Runs) -> Section:
             names = [own.name(run, client) for client in scores.clients]
             own_values = unit.scale * scores.values()
             hover += [
-                f"{plain(name)}<br><b>{value:{unit.code}}{unit.sign}</b> over {rows:,} test rows"
+                f"{wrapped(name)}<br><b>{value:{unit.code}}{unit.sign}</b> over {rows:,} test rows"
                 for name, value, rows in zip(names, own_values, scores.rows.tolist(), strict=True)
             ]
             values += own_values.tolist()
@@ -396,7 +418,10 @@ def _fairness(own: _Runs) -> Section:
             worst = order[: tenth(len(order))]
             if not len(worst):
                 continue
-            named = listed([f"{short(names[i], 40)}: {own_values[i]:{unit.code}}" for i in worst], NAMED)
+            worst_names = [own.brief(run, scores.clients[i]) for i in worst]
+            named = listed(
+                [f"{name}: {own_values[i]:{unit.code}}" for name, i in zip(worst_names, worst, strict=True)], NAMED
+            )
             mean = float(own_values[worst].mean())
             body.append((Cell(own.titled(label, run)), Cell(f"{mean:{unit.code}}", mean), Cell(named)))
         found.append(Strip(label, own.places[label], own.places[label], np.array(values, dtype=np.float64), hover))
@@ -471,7 +496,7 @@ def _logged(own: _Runs) -> Section:
                 low, middle, high = np.array([np.quantile(found[n], (0.1, 0.5, 0.9)) for n in rounds]).T
                 x = np.array(rounds, dtype=np.float64)
                 by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
-            hover = [f"{plain(who)}<br>round {number}: <b>{value:.4g}</b>" for who, (number, value) in ends.items()]
+            hover = [f"{wrapped(who)}<br>round {number}: <b>{value:.4g}</b>" for who, (number, value) in ends.items()]
             own_values = np.array([value for _, value in ends.values()], dtype=np.float64)
             last.setdefault(name, []).append(Strip(said, place, colour, own_values, hover))
     charts = []
@@ -556,7 +581,8 @@ def _probed(own: _Runs) -> Section:
                 f"first two principal components, {kept:.0%} of the variance."
             )
             hover = [
-                f"{plain(name)}<br>{own_class}" for name, own_class in zip(who, classes or [""] * len(who), strict=True)
+                f"{wrapped(name)}<br>{own_class}"
+                for name, own_class in zip(who, classes or [""] * len(who), strict=True)
             ]
             for words, marks in (("class", classes), ("client", who)):
                 if marks:
@@ -572,7 +598,7 @@ def _probed(own: _Runs) -> Section:
             )
             caption += f"{kept:.0%} of the variance." + (" Colour: kind of condition." if conditions else "")
             title = f"Embeddings of the clients: {label}"
-            embedded.append(scatter(title, caption, marks, flat, [plain(name) for name in names], size=9))
+            embedded.append(scatter(title, caption, marks, flat, [wrapped(name) for name in names], size=9))
     text = f"Of {len(found)} runs with features the first {PROBED} are drawn." if len(found) > PROBED else ""
     return Section("probe", "Features", ((text,),) if text else (), (*charts, *embedded))
 
@@ -632,8 +658,11 @@ def _warnings(own: _Runs) -> list[str]:
         noted = run.environment.get("notes", [])
         notes = [*run.costs["notes"], *(noted if isinstance(noted, list) else ())]
         said += [short(str(note), 400) for note in notes if note not in told]
+        wanted, done = flatten(run.config).get("training.rounds"), max((row["round"] for row in run.rounds), default=0)
+        if isinstance(wanted, int) and done < wanted and not (run.folder.path / SUMMARY).exists():
+            said.append(f"not finished: {done} of {wanted} rounds are there; finish it with {RESUME_OPTION}")
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
-            said.append(f"without test rows: {listed([short(own.name(run, client), 40) for client in without], NAMED)}")
+            said.append(f"without test rows: {listed([own.brief(run, client) for client in without], NAMED)}")
         found += [f"{own.titled(label, run)}: {text}" for text in said]
     return found
 
@@ -656,7 +685,7 @@ def _left_out(own: _Runs, run: RecordedRun, what: str) -> list[str]:
             why[client] = reason
     said = []
     for client, count in times.most_common(NAMED):
-        name = own.name(run, int(client) if re.fullmatch(r"[0-9]{1,18}", client) else client)
+        name = own.brief(run, int(client) if re.fullmatch(r"[0-9]{1,18}", client) else client)
         often = "once" if count == 1 else f"{count} times"
-        said.append(f"{short(name, 40)} was {what} {often}: {short(why[client], 200)}")
+        said.append(f"{name} was {what} {often}: {short(why[client], 200)}")
     return said + ([f"{len(times) - NAMED} more clients were {what}"] if len(times) > NAMED else [])

@@ -40,6 +40,11 @@ def plain(text: str, longest: int = 60) -> str:
     return re.sub(r"[&<>$]|%\{", lambda found: escapes[found[0]], short(text, longest))
 
 
+def wrapped(text: str) -> str:
+    """Return a name as text inside a chart, of a long one all of it, in several lines."""
+    return "<br>".join(map(plain, textwrap.wrap(text, 60)))
+
+
 def numbers(values: Any) -> list[float | None]:
     """Return values [N] with six digits, None for what is not finite."""
     return [float(f"{v:.6g}") if np.isfinite(v) else None for v in np.asarray(values, dtype=np.float64)]
@@ -125,18 +130,19 @@ def lines(
         caption += f" The bands of {bands} lines would cover each other and are left out."
     if kept < points:
         caption += f" Of {points:,} points {kept:,} are drawn."
-    return Chart(title, caption, _told_lines(drawn, y["title"]["text"]), _figure(data, layout), wide)
+    alternative = _told_lines(drawn, x["title"]["text"], y["title"]["text"])
+    return Chart(title, caption, alternative, _figure(data, layout), wide)
 
 
-def _told_lines(drawn: Sequence[Line], what: str) -> str:
-    """Return first and last value of each line in words."""
+def _told_lines(drawn: Sequence[Line], along: str, what: str) -> str:
+    """Return where each line begins and ends, in words."""
     ends = []
     for line in drawn:
         known = np.flatnonzero(np.isfinite(line.y))
         if len(known):
-            first, last = line.y[known[0]], line.y[known[-1]]
-            ends.append(f"{short(line.label, 120)} from {first:.4g} to {last:.4g}")
-    return f"Lines of {what}: {'; '.join(ends) or 'no known value'}."
+            begin, end = (f"{line.y[i]:.4g} at {line.x[i]:.4g}" for i in known[[0, -1]])
+            ends.append(f"{short(line.label, 120)} from {begin} to {end}")
+    return f"Lines of {what} by {along}: {'; '.join(ends) or 'no known value'}."
 
 
 # --- strips --------------------------------------------------------------------------------------------------------
@@ -322,7 +328,7 @@ def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dic
     data = {
         "x": [i for i, *_ in found],
         "y": [place[label] for _, label, _ in found],
-        "customdata": [f"{plain(names[i])}<br>class {plain(label)}: {n:,} rows" for i, label, n in found],
+        "customdata": [f"{wrapped(names[i])}<br>class {plain(label)}: {n:,} rows" for i, label, n in found],
         "hovertemplate": "%{customdata}<extra></extra>",
         "mode": "markers",
         "marker": {
@@ -357,7 +363,7 @@ def sizes(title: str, caption: str, names: Sequence[str], rows: dict[str, Sequen
     data = [
         {
             **{"type": "bar", "x": list(range(len(order))), "y": [int(own[i]) for i in order], "name": split},
-            "customdata": [f"{plain(names[i])}<br>{own[i]:,} {split} rows of {int(totals[i]):,}" for i in order],
+            "customdata": [f"{wrapped(names[i])}<br>{own[i]:,} {split} rows of {int(totals[i]):,}" for i in order],
             "hovertemplate": "%{customdata}<extra></extra>",
             "meta": {"colour": place},
             "marker": {"line": {"width": 0}},

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bespoke.errors import UserError, listed, reason, short
-from bespoke.records import CLIENTS, ROUNDS, TIMING, RunFolder
+from bespoke.records import CLIENTS, ROUNDS, SUMMARY, TIMING, RunFolder
 from bespoke.report import probes
 from bespoke.report.page.content import page_of
 from bespoke.report.page.parts import Live, Page
@@ -36,8 +36,7 @@ SILENT = 1.5  # seconds after which a page that did not ask is gone; it asks eve
 LAST = 1.0  # seconds for answers that are under way to arrive once the page ends
 GRACE = 20.0  # seconds for the other process to end: it may have a large page to make
 
-_SUMMARY = "summary.json"
-_FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, _SUMMARY, "environment.json", probes.NAME)  # that change with a run
+_FILES = ("config.toml", ROUNDS, CLIENTS, TIMING, SUMMARY, "environment.json", probes.NAME)  # that change with a run
 _WAITING = Page(
     "Waiting for an evaluated round", "The tables and charts appear here once a round has been evaluated.", (), (), ()
 )
@@ -138,8 +137,8 @@ def _stand(run: RunFolder, over: bool) -> _Stand:
     wanted = training.get("rounds") if isinstance(training, dict) else None
     rounds = wanted if isinstance(wanted, int) else None
     last = max((row["round"] for row in run.rounds()), default=0)
-    written = {name: _stamp(run.path / name)[1] for name in ("config.toml", ROUNDS, _SUMMARY)}
-    summarised = written[_SUMMARY] > 0 and written[_SUMMARY] == max(written.values())
+    written = {name: _stamp(run.path / name)[1] for name in ("config.toml", ROUNDS, SUMMARY)}
+    summarised = written[SUMMARY] > 0 and written[SUMMARY] == max(written.values())
     return _Stand(short(run.path.name, 40), last, rounds, over or summarised or (rounds is not None and last >= rounds))
 
 

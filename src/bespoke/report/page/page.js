@@ -45,7 +45,8 @@ function layout(figure, width) {
 const config = {
   displaylogo: false,
   responsive: true,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  showSendToCloud: false, // plotly would offer to upload a chart, with the clients' names in it
+  modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]], // and none of its others
 };
 
 function registerOthers() {
