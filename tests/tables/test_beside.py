@@ -182,15 +182,24 @@ def test_ranks_and_the_best_method(root, table):
     assert found.ranks == {"fedavg": (3, 3), "ditto": (1, 2), "ours": (2, 1)}
     assert found.tau == pytest.approx(1 / 3)
     assert found.winners == (("Ditto",), ("Ours",)) and found.winner_kept is False
+    assert found.behind.mean == pytest.approx(2.0) and found.behind.std is None
+    paper_tables.put(root, table, "hard/ours", 2, 99.0)  # a seed that the other lacks does not count
+    paper_tables.put(root, table, "hard/ditto", 1, 60.0)
+    paper_tables.put(root, table, "hard/ours", 1, 66.0)
+    behind = column(root, table, "hard").behind
+    assert behind.mean == pytest.approx(4.0) and behind.std == pytest.approx(8**0.5)
+    for seed in (1, 2):
+        paper_tables.put(root, table, "hard/ours", seed, 61.0)
     paper_tables.put(root, table, "hard/ditto", 1, 63.0)  # mean 61: both are best
-    assert column(root, table, "hard").winner_kept is True
+    assert column(root, table, "hard").winner_kept is True and column(root, table, "hard").behind is None
 
 
 def test_of_a_lower_metric_the_least_is_best(root, tmp_path):
     table = paper_tables.make(tmp_path, paper_tables.TABLE.replace('id = "hard"\n', 'id = "hard"\nmetric = "loss"\n'))
     for row, value in {"fedavg": 51.0, "ditto": 59.0, "ours": 55.0}.items():
         paper_tables.put(root, table, f"hard/{row}", 0, value)
-    assert column(root, table, "hard").ranks == {"fedavg": (1, 3), "ditto": (3, 1), "ours": (2, 2)}
+    found = column(root, table, "hard")
+    assert found.ranks == {"fedavg": (1, 3), "ditto": (3, 1), "ours": (2, 2)} and found.behind.mean > 0
 
 
 def test_whether_the_best_is_kept_is_open_until_it_was_run(root, table):

@@ -38,7 +38,7 @@ def page(tmp_path, table):
 
 def test_the_grid(page):
     lines = page.text().splitlines()
-    assert lines[:13] == [
+    assert lines[:14] == [
         "maker/t1: Maker, Table 1: Accuracy by data set",
         "",
         "method                                 Easy              Hard  Other (stand-in)  Lost (not run)",
@@ -50,6 +50,7 @@ def test_the_grid(page):
         "                                  +1.7, 1→1       +10.0*, 2→1",
         "Kendall's tau                          1.00              0.33",
         "best method                      kept: Ours      Ditto → Ours",
+        "ahead by                                                  6.0",
         "within 1, 2 points                1, 3 of 3         1, 1 of 3",
         "",
     ]
@@ -174,6 +175,7 @@ def test_as_json(page):
     assert told["table"] == "maker/t1" and told["counts"]["run"] == 6
     assert easy["winner_kept"] is True and easy["tau"] == pytest.approx(1.0)
     assert hard["winners"] == [["Ditto"], ["Ours"]] and hard["winner_kept"] is False
+    assert hard["behind"]["mean"] == pytest.approx(6.0) and easy["behind"] is None
     assert other["stand_in"] == "digits instead of letters" and lost["missing"] == "its data are private"
     row = hard["rows"][2]
     assert row["published"] == 55.0 and row["ours"] == pytest.approx(65.0) and row["marked"] is True

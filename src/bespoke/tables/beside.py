@@ -146,6 +146,18 @@ class Column:
         """Whether a best row of the paper's is a best of ours; None where that is open."""
         return None if self.winners is None else bool({*self.winners[0]} & {*self.winners[1]})
 
+    @cached_property
+    def behind(self) -> SeedStatistics | None:
+        """By how much our best row is ahead of the paper's, on the seeds that both have; None where that is kept."""
+        if self.winner_kept is not False:
+            return None
+        first, second = (
+            next(number for number in self.counted if self.ranks[number.entry.row.id][i] == 1) for i in (0, 1)
+        )
+        sign = 1.0 if self._higher else -1.0
+        gaps = [sign * (second.ours[seed] - value) for seed, value in first.ours.items() if seed in second.ours]
+        return seed_statistics(gaps) if gaps else None
+
     def _values(self) -> tuple[list[float], list[float]]:
         pairs = [(number.published, number.mean) for number in self.counted]
         return [float(a) for a, _ in pairs if a is not None], [float(b) for _, b in pairs if b is not None]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120  # of plain text
 MARK, CHANGED = "*", "†"
-FEET = ("Kendall's tau", "best method", "within 1, 2 points")  # rows about whole columns
+FEET = ("Kendall's tau", "best method", "ahead by", "within 1, 2 points")  # rows about whole columns
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class Page:
         return [first, f"{self._difference(number)}{MARK if number.marked else ''}{ranked}"]
 
     def _foot(self, column: Column) -> list[str]:
-        """Return what is said of a whole column: tau, the best method, how many are near."""
+        """Return what is said of a whole column: tau, the best method and by how much, how many are near."""
         if len(column.counted) < 2:
-            return ["", "", ""]
+            return [""] * len(FEET)
         tau, winners = column.tau, column.winners
         best = ""
         if winners is not None:
@@ -160,7 +160,15 @@ class Page:
         near = [number for number in column.counted if number.percent]
         counted = [sum(number.within(limit) for number in near) for limit in (1.0, 2.0)]
         told = f"{counted[0]}, {counted[1]} of {len(near)}" if near else ""
-        return ["" if tau is None else f"{tau:.2f}", best, told]
+        return ["" if tau is None else f"{tau:.2f}", best, self._behind(column), told]
+
+    def _behind(self, column: Column) -> str:
+        """Return by how much another method is ahead of the paper's best one."""
+        if column.behind is None:
+            return ""
+        like = column.counted[0]
+        both = [value for value in (column.behind.mean, column.behind.std) if value is not None]
+        return "±".join(_written(value, self._places(like), like.percent) for value in both)
 
     def _rows(self, columns: Sequence[Column]) -> list[tuple[str, list[Number | None]]]:
         """Return the rows in which there is anything to show: a name and a number for each column, if it has one."""
@@ -328,6 +336,7 @@ class Page:
             **{"id": cell.id, "label": cell.label, "kind": cell.kind},
             **{"missing": cell.missing or None, "stand_in": column.stand_in or None},
             **{"tau": column.tau, "winners": column.winners, "winner_kept": column.winner_kept},
+            "behind": column.behind and column.behind._asdict(),
             "rows": [self._number_as_dict(column, number) for number in column.numbers],
         }
 

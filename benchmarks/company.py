@@ -1,0 +1,88 @@
+"""Whether a run gives the same numbers alone and beside others: one training, repeated, and compared round by round.
+
+``python benchmarks/company.py`` trains pFedFDA on CIFAR-100 for 30 rounds: alone, alone once more, alone with cuBLAS
+told to be deterministic, alone under NVIDIA's multi-process service (MPS), and beside ``--others`` copies of itself
+under it. For each it says in which round, and in which values of ``rounds.jsonl``, it first differs from the first one.
+``company.json`` beside this script keeps what was found. Another experiment and other settings: ``--run``,
+``--algorithm``, ``--set``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import report
+import torch
+
+from bespoke.records import RunFolder
+from bespoke.report.runs import flatten
+from bespoke.tables import mps
+
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def started(words: list[str], out: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a run in a process of its own."""
+    command = [sys.executable, "-m", "bespoke", "run", *words, "--quiet", "--out", str(out)]
+    return subprocess.Popen(command, env=os.environ | environment)
+
+
+def finished(runs: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for runs; one that failed ends the benchmark."""
+    if any([run.wait() for run in runs]):
+        raise SystemExit("a run failed: see above")
+
+
+def difference(first: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return in which round two runs first differ, in which values, and by how much; nothing if they never do."""
+    for one, two in zip(first, other, strict=True):
+        mine, theirs = flatten(one), flatten(two)
+        unequal = [key for key in mine if mine[key] != theirs.get(key)]
+        if unequal:
+            found = {key: _gap(mine[key], theirs.get(key)) for key in unequal}
+            return {"round": one["round"], "values": {key: gap for key, gap in found.items() if gap is not None}}
+    return {}
+
+
+def _gap(one: Any, two: Any) -> dict[str, Any] | None:
+    """Return how many of two values, or of two lists of them, differ, and by how much; nothing of what is no number."""
+    pairs = list(zip(one, two, strict=True)) if isinstance(one, list) else [(one, two)]
+    gaps = [abs(a - b) for a, b in pairs if isinstance(a, float) and isinstance(b, float) and a != b]
+    return {"unequal": len(gaps), "of": len(pairs), "largest": max(gaps)} if gaps else None
+
+
+def main() -> None:
+    """Train under each condition, compare, and store what was found."""
+    parser = report.parser(__doc__, __file__)
+    parser.add_argument("--run", default="pfedfda/cifar100_dir0.1")
+    parser.add_argument("--algorithm", default="pfedfda")
+    parser.add_argument("--set", nargs="*", default=["data.replay=42", "training.rounds=30"])
+    parser.add_argument("--others", type=int, default=7)
+    given = parser.parse_args()
+    words = [given.run, "--algorithm", given.algorithm, *(word for each in given.set for word in ("--set", each))]
+    with tempfile.TemporaryDirectory(prefix="bespoke-company-") as held, ExitStack() as kept:
+        folder, cases = Path(held), []
+        for name, environment in (("alone", {}), ("alone again", {}), ("cuBLAS deterministic", DETERMINISTIC)):
+            finished([started(words, folder / name, environment)])
+            cases.append(name)
+        shared = kept.enter_context(mps.service())
+        finished([started(words, folder / "alone under MPS", shared.environment)])
+        names = ["beside others", *(f"other {number}" for number in range(1, given.others + 1))]
+        finished([started(words, folder / name, shared.environment) for name in names])
+        cases += ["alone under MPS", "beside others", *names[1:2]]
+        rounds = {name: list(RunFolder(folder / name).rounds()) for name in cases}
+        found = [{"case": name, **difference(rounds["alone"], rounds[name])} for name in cases[1:]]
+        for case in found:
+            print(json.dumps(case))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        report.store(given.out, device, command=words, mps=shared.words, others=given.others, cases=found)
+
+
+if __name__ == "__main__":
+    main()
