@@ -492,6 +492,14 @@ def test_a_run_that_is_not_finished_says_so(tmp_path):
     assert said == ["killed: not finished: 4 of 9 rounds are there; finish it with --resume (resume=True in Python)"]
 
 
+def test_runs_in_the_loop_beside_others_are_named(tmp_path):
+    for name, backend in (("local", "loop"), ("fedavg", "batched"), ("ditto", "loop")):
+        written(tmp_path / name, name).write_json("environment.json", {"backend": backend})
+    said = "ran one client after another, so that seconds cannot be compared with the others': ditto, local"
+    assert said in page_of(tmp_path).warnings
+    assert page_of([tmp_path / "local", tmp_path / "ditto"]).warnings == ()
+
+
 def test_charts_over_rounds_bytes_and_seconds_read_differently(two):
     told = [chart.alternative for chart in section(two[0], "curves").charts]
     assert "by round: fedavg from 36.67 at 1 to 66.67 at 4" in told[0]

@@ -650,6 +650,10 @@ def _warnings(own: _Runs) -> list[str]:
     """
     sums = {refusals(label, runs) for label, runs in own.groups.items()}
     found = [text for text in own.comparison.warnings if text not in sums]
+    looped = [own.titled(label, run) for label, run in own.every if run.environment.get("backend") == "loop"]
+    if 0 < len(looped) < len(own.every):
+        names = listed(looped, NAMED)
+        found.append(f"ran one client after another, so that seconds cannot be compared with the others': {names}")
     for label, run in own.every:
         said = list(filter(None, [trouble(run.costs)]))
         told = {*said, *_noted(run)}
