@@ -1,9 +1,9 @@
 """The one exception for mistakes that a user can fix, the first line of any other, and values as short text."""
 
 import itertools
-import unicodedata
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class UserError(Exception):
@@ -19,19 +19,20 @@ _JOINERS = "\u200c\u200d"  # shape the letters of several scripts, and join emoj
 def visible(text: str) -> str:
     """Return text for a terminal: control characters, line breaks included, become escapes such as \\x1b.
 
-    Joiners stay where they join something, and not where they would only hide in plain letters.
+    A joiner between two letters that it may join stays; elsewhere it would only hide, so that names look the same.
     """
+    if text.isprintable():
+        return text
+    around = zip(f" {text}", text, f"{text[1:]} ", strict=False)
     return "".join(
-        c if c.isprintable() or (c in _JOINERS and not before.isascii()) else c.encode("unicode_escape").decode()
-        for before, c in zip(f" {text}", text, strict=False)
+        c if c.isprintable() or (c in _JOINERS and _joined(before, after)) else c.encode("unicode_escape").decode()
+        for before, c, after in around
     )
 
 
-def isolated(text: str) -> str:
-    """Return a name for the middle of a sentence, whose order letters from right to left would change."""
-    if any(unicodedata.bidirectional(c) in ("R", "AL") for c in text):
-        return f"\u2068{text}\u2069"
-    return text
+def _joined(before: str, after: str) -> bool:
+    """Return whether both are letters or signs of scripts that know joiners, or emoji: of none that Latin has."""
+    return all(c > "\u05ff" and c.isprintable() for c in (before, after))
 
 
 def short(text: str, longest: int = 80) -> str:
@@ -45,14 +46,25 @@ def distinct(names: Iterable[str], longest: int = 80) -> dict[str, str]:
     found = {name: short(name, longest) for name in names}
     often = Counter(found.values())
     taken = {text for text, times in often.items() if times == 1}
+    turns: dict[str, Iterator[str]] = {}  # what else names of the same ends may be called
     for name, text in found.items():
         if often[text] > 1:
             whole, ends = visible(name), longest // 2 - 3
             text = f"{whole[:ends]}…{whole[-ends:]}"
-            numbered = (f"{text} ({number})" for number in itertools.count(2))
-            found[name] = next(each for each in itertools.chain([text], numbered) if each not in taken)
+            found[name] = next(each for each in turns.setdefault(text, _numbered(text)) if each not in taken)
             taken.add(found[name])
     return found
+
+
+def _numbered(text: str) -> Iterator[str]:
+    yield text
+    yield from (f"{text} ({number})" for number in itertools.count(2))
+
+
+def natural(text: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a key that sorts `run2` before `run10`, and `0.25` before `0.3`; numbers may have any length."""
+    parts = re.split(r"(?<![0-9])(?<![0-9]\.)0*([0-9]+)", text)  # every second one is a number without leading zeros
+    return [(len(part) if turn % 2 else 0, part) for turn, part in enumerate(parts)], text
 
 
 def listed(names: Sequence[str], most: int) -> str:

@@ -45,6 +45,7 @@ from bespoke.files import check_regular, fsync_folder, open_regular, read_toml, 
 
 ROUNDS, CLIENTS, TIMING = "rounds.jsonl", "clients.jsonl", "timing.jsonl"
 FEDERATION, START, SUMMARY = "federation.json", "start.safetensors", "summary.json"
+EVALUATION = "evaluation.json"  # in the folder of an evaluation: of which run, and how
 RESUME_OPTION = "--resume (resume=True in Python)"
 RESUME = f", then continue a started run with {RESUME_OPTION}"
 _PIECE = 2**20  # bytes read at once

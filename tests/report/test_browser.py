@@ -245,7 +245,6 @@ def test_a_live_page_changes_and_keeps_what_the_reader_did(chromium, tmp_path, m
         return [float(text.split()[0]) for text in texts]
 
     def follow_until(condition):
-        page.evaluate("follow()")  # sooner than after a second
         until(page, f"{condition} && document.documentElement.dataset.drawn === 'all'")
 
     with live.Server(live.listen(0), live.Followed([tmp_path / "runs"])) as server:

@@ -532,11 +532,14 @@ def test_runs_are_found_once_and_not_inside_runs(tmp_path):
 
 
 def test_numbers_in_names_count_as_numbers(tmp_path):
-    names = ["lr0.1", "run1", "run02", "run2", "run10", "run" + "9" * 70, "run²"]
+    names = ["lr0.01", "lr0.1", "lr0.25", "lr0.3", "run1", "run02", "run2", "run10", "run" + "9" * 70, "run²"]
     for name in reversed(names):
         fake_run(tmp_path / name, {1: [(0, 1, 2)]}, name)
     assert [folder.path.name for folder in find_runs(tmp_path)] == names
     assert list(page.page_of(tmp_path).methods) == names
+    for name in ("a", "a-b"):
+        fake_run(tmp_path / "more" / name / "0", {1: [(0, 1, 2)]}, name)
+    assert [folder.path.parent.name for folder in find_runs(tmp_path / "more")] == ["a", "a-b"]
 
 
 def demo(tmp_path):

@@ -125,16 +125,16 @@ def test_a_page_waits_follows_the_rounds_and_ends(made, tmp_path):
     assert followed.newest().page.title == "Waiting for an evaluated round"
     step(made, run, 1)
     first = followed.newest()
-    assert first.page == page_of(run.path) and first.live.text.startswith(
+    assert first.page == page_of(run.path, ended=False) and first.live.text.startswith(
         "later has done 1 of 4 rounds. Last record at"
     )
     assert followed.newest() is first
     step(made, run, 2)
     second = followed.newest()
-    assert second.page == page_of(run.path) != first.page and second.tag != first.tag
+    assert second.page == page_of(run.path, ended=False) != first.page and second.tag != first.tag
     followed.over = True
     last = followed.newest()
-    assert last.page == second.page and last.live.over
+    assert last.page == page_of(run.path) != second.page and last.live.over  # it lacks rounds
     assert last.live.text.startswith("later has ended after 2 of 4 rounds.") and "stays as it is" in last.live.text
 
 
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_a_record_is_told_and_the_page_stays(made, tmp_path):
 
 
 def test_an_error_of_the_page_itself_is_shown_in_it(made):
-    def broken(paths):
+    def broken(paths, ended):
         raise ZeroDivisionError(HOSTILE[0])
 
     with served(live.Followed([made.path], broken)) as server:
@@ -213,7 +213,7 @@ def test_an_error_of_the_page_itself_is_shown_in_it(made):
 def test_many_who_ask_cost_one_page(made):
     calls, both = [], threading.Barrier(6)
 
-    def make(paths):
+    def make(paths, ended):
         calls.append(paths)
         return Page("once", "", (), (), ())
 

@@ -452,12 +452,14 @@ def test_labels_are_distinct_however_alike_they_are():
     found = distinct(["short", *alike])
     assert found["short"] == "short" and len({*found.values()}) == 13
     assert all(len(text) <= 80 for text in found.values())
+    both = distinct(["n" * 90 + "1", "m" * 90 + "1", "n" * 90 + "2", "m" * 90 + "2", "n" * 200 + "1"])
+    assert len({*both.values()}) == 5 and all(text[0] == name[0] for name, text in both.items())
 
 
 def test_clients_with_long_names_are_told_apart(tmp_path):
     """In tables by both ends of their names, in charts by all of them."""
     names = (*(f"university hospital of the east, ward of cardiology {i}" for i in range(4)), "", "  ", "7")
-    written(tmp_path / "a", "fedavg", names)
+    written(tmp_path / "a", "fedavg", names, logged={"beta": [0.1 * i for i in range(7)]})
     written(tmp_path / "b", "pfedfda", names, shift=1, before=True)
     page = page_of(tmp_path)
     (worst,) = section(page, "fairness").tables
@@ -467,10 +469,11 @@ def test_clients_with_long_names_are_told_apart(tmp_path):
     hover = section(page, "fairness").charts[0].figure["data"][0]["customdata"]
     assert f"{names[1]}<br><b>70.0 %</b> over 10 test rows" in hover
     assert {text.partition("<br>")[0] for text in hover} == {*names[:4], "client 4", "client 5", "client 7"}
+    assert len(section(page, "logged").charts[-1].figure["data"][0]["x"]) == 7
 
 
 def test_names_from_right_to_left_leave_numbers_in_order(tmp_path):
-    names = ("בית חולים א", "بيمارستان", "ann", "می\u200cخواهم", "an\u200dn")
+    names = ("בית חולים א", "بيمارستان", "ann", "می\u200cخواهم", "an\u200dn", "José\u200d")
     written(tmp_path / "a", "fedavg", names, refused={"1": "it holds NaN"})
     written(tmp_path / "b", "pfedfda", names, before=True)
     page = page_of(tmp_path)
@@ -479,17 +482,17 @@ def test_names_from_right_to_left_leave_numbers_in_order(tmp_path):
     assert "fedavg: \u2068بيمارستان\u2069 was refused 4 times: it holds NaN" in page.warnings
     hover = "".join(section(page, "fairness").charts[0].figure["data"][0]["customdata"])
     assert names[3] in hover  # a joiner belongs to the word
-    assert r"an\u200dn" in hover  # and would only hide here
+    assert r"an\u200dn" in hover and r"José\u200d" in hover  # and would only hide here
 
 
 def test_a_run_that_is_not_finished_says_so(tmp_path):
-    for name, wanted in (("done", 4), ("killed", 9), ("patient", 9)):
+    for name, wanted, more in (("done", 4, ""), ("killed", 9, ""), ("patient", 9, "[evaluation]\npatience = 1\n")):
         run = written(tmp_path / name, name)
-        text = (run.path / "config.toml").read_text()
+        text = (run.path / "config.toml").read_text() + more
         (run.path / "config.toml").write_text(text.replace("rounds = 4", f"rounds = {wanted}"))
-    run.write_json("summary.json", {})  # of a run that ended by itself
-    said = [text for text in page_of(tmp_path).warnings if "finished" in text]
-    assert said == ["killed: not finished: 4 of 9 rounds are there; finish it with --resume (resume=True in Python)"]
+    said = "killed: only 4 of 9 rounds are there; finish it with --resume (resume=True in Python)"
+    assert page_of(tmp_path).warnings == (said,)
+    assert page_of(tmp_path, ended=False).warnings == ()  # it may still be going on
 
 
 def test_runs_in_the_loop_beside_others_are_named(tmp_path):
@@ -502,9 +505,9 @@ def test_runs_in_the_loop_beside_others_are_named(tmp_path):
 
 def test_charts_over_rounds_bytes_and_seconds_read_differently(two):
     told = [chart.alternative for chart in section(two[0], "curves").charts]
-    assert "by round: fedavg from 36.67 at 1 to 66.67 at 4" in told[0]
-    assert "by bytes sent and received, all clients: fedavg from 36.67 at 1.2e+04" in told[1]
-    assert "by seconds of training and aggregation: fedavg from 36.67 at 0.75 to 66.67 at 3" in told[2]
+    assert "fedavg from 36.67 at round 1 to 66.67 at round 4" in told[0]
+    assert "fedavg from 36.67 at 12.0 kB to 66.67 at 48.0 kB" in told[1]
+    assert "fedavg from 36.67 at 0.75 s to 66.67 at 3 s" in told[2]
 
 
 def test_new_clients_have_a_table_of_their_own(tmp_path):
@@ -524,7 +527,7 @@ def test_classes_have_the_names_that_the_data_give_them(tmp_path):
     counts = [{"0": 5, "1": 3, "7": 1, "9" * 5000: 0}] * 6  # a number that Python does not read
     written(tmp_path / "a", class_counts=counts, class_names=["<b>cat</b>", "dog"])
     chart = section(page_of(tmp_path), "partition").charts[0]
-    assert chart.figure["layout"]["yaxis"]["ticktext"] == ["7", "dog", "&lt;b&gt;cat&lt;/b&gt;"]
+    assert chart.figure["layout"]["yaxis"]["ticktext"] == ["7", "&lt;b&gt;cat&lt;/b&gt;", "dog"]
 
 
 def test_a_logarithmic_axis_has_few_ticks_whatever_its_range(tmp_path):

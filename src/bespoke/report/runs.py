@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bespoke.errors import UserError, distinct, short, shown, visible
-from bespoke.records import RESUME_OPTION, RunFolder, is_list_of, is_text
+from bespoke.errors import UserError, distinct, natural, short, shown
+from bespoke.records import EVALUATION, RESUME_OPTION, RunFolder, is_list_of, is_text
 from bespoke.report.summary import Evaluations, totals
 
 BRIEF, LONGEST = 40, 240  # letters of a client's name in a table or a sentence, and at most
@@ -64,29 +63,37 @@ class RecordedRun:
             raise UserError(f"{path} is damaged; restore it or run the experiment again")
         return found
 
-    def client_name(self, client: Any, brief: bool = False) -> str:
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many rounds are recorded, and how many there should be; as many where that cannot be known."""
+        done = max((row["round"] for row in self.rounds), default=0)
+        wanted = self.config.get("training", {}).get("rounds")
+        patient = self.config.get("evaluation", {}).get("patience")  # so that it may have ended by itself
+        evaluates = (self.folder.path / EVALUATION).exists()
+        return done, wanted if isinstance(wanted, int) and not patient and not evaluates else done
+
+    def client_name(self, client: Any, longest: int) -> str:
         """Return a client's name in words, by its place; a record may name others too.
 
-        One that is very long, or for `brief` too long for a table, is cut so that it differs from all others.
+        Names longer than `longest`, `BRIEF` or `LONGEST`, are cut so that they differ from each other.
         """
         names = self._names
-        name = names[client] if isinstance(client, int) and client < len(names) else _in_words(str(client), client)
-        if len(name) <= (BRIEF if brief else LONGEST):
-            return visible(name)
-        return self._briefs.get(name) or short(name, BRIEF)
+        name = names[client] if isinstance(client, int) and 0 <= client < len(names) else _in_words(str(client), client)
+        return self._cut[longest].get(name) or short(name, longest)
 
     @cached_property
     def _names(self) -> list[str]:
         return [_in_words(name, place) for place, name in enumerate(self.federation.get("names", ()))]
 
     @cached_property
-    def _briefs(self) -> dict[str, str]:
-        return distinct(self._names, BRIEF)
+    def _cut(self) -> dict[int, dict[str, str]]:
+        return {longest: distinct(self._names, longest) for longest in (BRIEF, LONGEST)}
 
 
 def _in_words(name: str, client: Any) -> str:
     """Return a client's name: a number alone would read as a value, and nothing as nobody."""
-    return name if name.strip() and not name.isdigit() else f"client {name.strip() or client}"
+    name = name.strip()
+    return name if name and not name.isdigit() else f"client {name or client}"
 
 
 Groups = dict[str, dict[int, RecordedRun]]  # label -> seed -> run
@@ -107,15 +114,9 @@ def find_runs(paths: Paths) -> list[RunFolder]:
         inner = [p for p in runs if not any(q in p.parents for q in runs)]
         if not inner:
             raise UserError(f"no run in {path} or two levels below it: a run folder holds a config.toml")
-        ordered = sorted(inner, key=lambda p: natural(str(p)))
+        ordered = sorted(inner, key=lambda p: [natural(part) for part in p.parts])
         found |= {p.resolve(): RunFolder(p) for p in ordered if p.resolve() not in found}
     return list(found.values())
-
-
-def natural(text: str) -> tuple[list[tuple[int, str]], str]:
-    """Return a key that sorts `run2` before `run10`; numbers may have any length."""
-    parts = re.split(r"0*([0-9]+)", text)  # every second part is a number without leading zeros
-    return [(len(part) if turn % 2 else 0, part) for turn, part in enumerate(parts)], text
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

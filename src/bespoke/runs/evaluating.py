@@ -18,14 +18,14 @@ from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError, shown
 from bespoke.files import write_atomic
-from bespoke.records import FEDERATION, RESUME_OPTION, RunFolder
+from bespoke.records import EVALUATION, FEDERATION, RESUME_OPTION, RunFolder
 from bespoke.runs import identity
 from bespoke.runs.api import Built, assemble, built, data_of, objective_of
 from bespoke.runs.checkpoint import Checkpoint, layout
 from bespoke.runs.execution import conclude, environment_of, label_of, newest, said
 from bespoke.runs.experiment import Experiment, changed, load
 from bespoke.runs.federation import Federation
-from bespoke.runs.folder import CHECKPOINTS, ELSEWHERE, EVALUATION, taken
+from bespoke.runs.folder import CHECKPOINTS, ELSEWHERE, taken
 from bespoke.runs.lock import check_idle
 from bespoke.runs.recording import client_lines, named_first
 from bespoke.runs.results import Run

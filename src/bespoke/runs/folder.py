@@ -12,13 +12,12 @@ from pathlib import Path
 from bespoke.clients import processes
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
-from bespoke.records import CLIENTS, COLUMNS, FEDERATION, RESUME_OPTION, ROUNDS, START, SUMMARY, RunFolder
+from bespoke.records import CLIENTS, COLUMNS, EVALUATION, FEDERATION, RESUME_OPTION, ROUNDS, START, SUMMARY, RunFolder
 from bespoke.runs import checkpoint
 from bespoke.runs.lock import LOCK, FolderLock
 
 ELSEWHERE = "choose another folder with --out (out= in Python)"
 CHECKPOINTS = "checkpoints"  # in a run's folder
-EVALUATION = "evaluation.json"  # in the folder of an evaluation: of which run, and how
 
 _DESCRIPTIONS = (FEDERATION, START, EVALUATION, "environment.json", SUMMARY)
 _RECORDS = (*COLUMNS, *_DESCRIPTIONS, CHECKPOINTS)

@@ -12,7 +12,7 @@ from bespoke.data.examples import Examples
 from bespoke.data.sources.archives import Files, Member, reading
 from bespoke.data.sources.content import split
 from bespoke.data.sources.entry import Entry
-from bespoke.errors import UserError
+from bespoke.errors import UserError, natural
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -62,11 +62,6 @@ def _list(member: Member, entry: Entry, separator: str | None) -> list[list[str]
     entry.admit(text.count(b"\n"), member.where)
     with reading(member.where):
         return [line.split(separator) for line in text.decode().splitlines() if line.strip()]
-
-
-def natural(name: str) -> list[tuple[int, int | str]]:
-    """Return a key that sorts names by the numbers in them: x_2 before x_10."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _by_label(labels: dict[str, int]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import distinct, isolated, listed, short
-from bespoke.records import RESUME_OPTION, SUMMARY
+from bespoke.errors import distinct, listed, natural, short
+from bespoke.records import RESUME_OPTION
 from bespoke.report import probes
 from bespoke.report.charts import curve_of
 from bespoke.report.compare import Chosen, baseline_of, choose, compare_groups, refusals
@@ -35,14 +36,15 @@ from bespoke.report.page.figures import (
 )
 from bespoke.report.page.parts import Cell, Chart, Code, Details, Page, Section, Table
 from bespoke.report.planes import plane
-from bespoke.report.runs import Groups, Paths, RecordedRun, differing, flatten, group_runs, natural, view_of
+from bespoke.report.runs import BRIEF, LONGEST, Groups, Paths, RecordedRun, differing, flatten, group_runs, view_of
 from bespoke.report.summary import often_refused, trouble
-from bespoke.report.table import Comparison
+from bespoke.report.table import Comparison, human_bytes
 from bespoke.report.units import Unit
 
 NAMED = 20  # clients or methods that a list names
 UPRIGHT = 28  # letters of a name along a vertical axis
 BEFORE = "global"  # the view of the shared model, before personalisation
+IN_ROUND = "round {:.0f}".format
 COSTS = {"bytes_up", "bytes_down"}  # logged values that are counted among the bytes
 
 
@@ -54,8 +56,12 @@ def page_of(
     view: str | None = None,
     group: str = "all",
     metric: str | None = None,
+    ended: bool = True,
 ) -> Page:
-    """Return the page about the runs at `paths`; the settings are those of `compare`."""
+    """Return the page about the runs at `paths`; the settings are those of `compare`.
+
+    Once they have `ended`, those that lack rounds are named.
+    """
     found, warnings = group_runs(paths)
     labels = distinct(found)
     groups = {labels[label]: runs for label, runs in found.items()}
@@ -69,7 +75,7 @@ def page_of(
         title="Report of " + (f"{len(own.every)} runs" if len(own.every) > 1 else next(iter(groups))),
         lead=comparison.title + ".",
         methods=tuple(own.places),
-        warnings=tuple(dict.fromkeys(_warnings(own))),
+        warnings=tuple(dict.fromkeys(_warnings(own, ended))),
         sections=tuple(each for each in sections if each.paragraphs or each.charts or each.tables or each.details),
     )
 
@@ -105,11 +111,11 @@ class _Runs:
 
     def name(self, run: RecordedRun, client: Any) -> str:
         """Return a client's whole name, with the seed where several make other clients of the same name."""
-        return self._seeded(run, run.client_name(client))
+        return self._seeded(run, run.client_name(client, LONGEST))
 
     def brief(self, run: RecordedRun, client: Any) -> str:
         """Return a client's name for a table or a sentence: short, unlike all others of its run, in its direction."""
-        return self._seeded(run, isolated(run.client_name(client, brief=True)))
+        return self._seeded(run, _isolated(run.client_name(client, BRIEF)))
 
     def _seeded(self, run: RecordedRun, name: str) -> str:
         return name + (f" (seed {run.seed})" if self._several_seeds else "")
@@ -122,6 +128,12 @@ class _Runs:
         """Yield each seed's run and its chosen scores of the clients that have any."""
         for seed, (_, scores) in self.chosen[label].items():
             yield self.groups[label][seed], scores.take(scores.defined)
+
+
+def _isolated(text: str) -> str:
+    """Return a name for the middle of a sentence, whose order letters from right to left would change."""
+    changes = any(unicodedata.bidirectional(c) in ("R", "AL") for c in text)
+    return f"\u2068{text}\u2069" if changes else text
 
 
 # --- comparison ----------------------------------------------------------------------------------------------------
@@ -218,21 +230,23 @@ def _curves(own: _Runs) -> Section:
     caption += " Line: mean over seeds; band: lowest to highest seed." if several else ""
     y = axis(f"mean test {short(metric, UPRIGHT - 10)}{unit.name}", hoverformat=unit.code)
     axes = {
-        "rounds": ("Over rounds", whole("round", _span(drawn["rounds"])), ""),
+        "rounds": ("Over rounds", whole("round", _span(drawn["rounds"])), "", IN_ROUND),
         "bytes": (
             "Over bytes",
             axis("bytes sent and received, all clients", tickformat="~s", ticksuffix="B", hoverformat=".3s"),
             "",
+            human_bytes,
         ),
         "seconds": (
             "Over seconds",
             axis("seconds of training and aggregation", ticksuffix=" s"),
             " Seconds of the clients' training and the server's steps, without evaluation.",
+            "{:.4g} s".format,
         ),
     }
     charts = [
-        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], wide=name == "rounds")
-        for name, (over, x, more) in axes.items()
+        lines(f"{over}: test {short(metric, 40)}", caption + more, x, y, drawn[name], place, wide=name == "rounds")
+        for name, (over, x, more, place) in axes.items()
         if _curved(drawn[name])
     ]
     return Section("curves", title, charts=tuple(charts), legend=True)
@@ -271,8 +285,7 @@ class _Gains:
     """Clients of one method with a value before and after, [N]."""
 
     label: str
-    names: list[str]
-    briefs: list[str]
+    who: list[tuple[RecordedRun, Any]]  # a run and its client
     before: Floats
     after: Floats
 
@@ -342,19 +355,18 @@ def _views(own: _Runs, run: RecordedRun, number: int) -> _Pair | None:
 
 def _joined(label: str, own: _Runs, pairs: Sequence[_Pair | None]) -> _Gains | None:
     """Return the clients that have both values, seed after seed; None if no run has."""
-    names, briefs = list[str](), list[str]()
+    who: list[tuple[RecordedRun, Any]] = []
     values: list[tuple[float, float]] = []
     for run, before, after in filter(None, pairs):
         known = dict(zip(before.clients, before.values().tolist(), strict=True))
         for client, value in zip(after.clients, after.values().tolist(), strict=True):
             if math.isfinite(value) and math.isfinite(known.get(client, math.nan)):
-                names.append(own.name(run, client))
-                briefs.append(own.brief(run, client))
+                who.append((run, client))
                 values.append((known[client], value))
     if not values:
         return None
     two = own.unit.scale * np.array(values, dtype=np.float64)
-    return _Gains(label, names, briefs, two[:, 0], two[:, 1])
+    return _Gains(label, who, two[:, 0], two[:, 1])
 
 
 def _gained(own: _Runs, gains: _Gains) -> Floats:
@@ -368,8 +380,8 @@ def _gain_chart(own: _Runs, title: str, words: str, rows: Sequence[_Gains], abse
     for gains in rows:
         gained = _gained(own, gains)
         hover = [
-            f"{wrapped(name)}<br>{before:{code}} to {after:{code}}: <b>{gain:+{code}}</b>"
-            for name, before, after, gain in zip(gains.names, gains.before, gains.after, gained, strict=True)
+            f"{wrapped(own.name(*who))}<br>{before:{code}} to {after:{code}}: <b>{gain:+{code}}</b>"
+            for who, before, after, gain in zip(gains.who, gains.before, gains.after, gained, strict=True)
         ]
         place = own.places[gains.label]
         note = f": {int((gained > 0).sum())} gain, {int((gained < 0).sum())} lose"
@@ -386,7 +398,7 @@ def _gain_table(own: _Runs, title: str, rows: Sequence[_Gains]) -> Table:
         gained = _gained(own, gains)
         low, high = int(gained.argmin()), int(gained.argmax())
         counts = [int((gained > 0).sum()), int((gained == 0).sum()), int((gained < 0).sum())]
-        ends = [Cell(f"{gains.briefs[i]}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
+        ends = [Cell(f"{own.brief(*gains.who[i])}: {gained[i]:+{unit.code}}", float(gained[i])) for i in (high, low)]
         median = float(np.median(gained))
         middle = Cell(f"{median:+{unit.code}}", median)
         body.append((Cell(gains.label), *(Cell(str(n), n) for n in counts), middle, *ends))
@@ -418,10 +430,8 @@ def _fairness(own: _Runs) -> Section:
             worst = order[: tenth(len(order))]
             if not len(worst):
                 continue
-            worst_names = [own.brief(run, scores.clients[i]) for i in worst]
-            named = listed(
-                [f"{name}: {own_values[i]:{unit.code}}" for name, i in zip(worst_names, worst, strict=True)], NAMED
-            )
+            texts = [f"{own.brief(run, scores.clients[i])}: {own_values[i]:{unit.code}}" for i in worst]
+            named = listed(texts, NAMED)
             mean = float(own_values[worst].mean())
             body.append((Cell(own.titled(label, run)), Cell(f"{mean:{unit.code}}", mean), Cell(named)))
         found.append(Strip(label, own.places[label], own.places[label], np.array(values, dtype=np.float64), hover))
@@ -496,7 +506,10 @@ def _logged(own: _Runs) -> Section:
                 low, middle, high = np.array([np.quantile(found[n], (0.1, 0.5, 0.9)) for n in rounds]).T
                 x = np.array(rounds, dtype=np.float64)
                 by_round.setdefault(name, []).append(Line(said, place, colour, x, middle, low, high))
-            hover = [f"{wrapped(who)}<br>round {number}: <b>{value:.4g}</b>" for who, (number, value) in ends.items()]
+            hover = [
+                f"{wrapped(own.name(own.groups[label][seed], client))}<br>round {number}: <b>{value:.4g}</b>"
+                for (seed, client), (number, value) in ends.items()
+            ]
             own_values = np.array([value for _, value in ends.values()], dtype=np.float64)
             last.setdefault(name, []).append(Strip(said, place, colour, own_values, hover))
     charts = []
@@ -507,7 +520,7 @@ def _logged(own: _Runs) -> Section:
             caption = f"{title} that clients logged in training{groups}. Line: median over the clients of a round; "
             caption += "band: from the tenth to the ninetieth percentile."
             along, up = whole("round", _span(drawn)), axis(short(name, UPRIGHT)) | scale
-            charts.append(lines(f"{title} by round", caption, along, up, drawn, legend=several_kinds))
+            charts.append(lines(f"{title} by round", caption, along, up, drawn, IN_ROUND, legend=several_kinds))
         caption = f"{title} of every client when it last logged it{groups}; the thick line is the mean."
         charts.append(strips(f"{title} of every client", caption, axis(title) | scale, rows))
     text = f"Of {len(last)} logged values the first {LOGGED} are drawn." if len(last) > LOGGED else ""
@@ -517,16 +530,16 @@ def _logged(own: _Runs) -> Section:
 
 def _logged_by(
     own: _Runs, label: str
-) -> tuple[dict[_Kind, dict[int, list[float]]], dict[_Kind, dict[str, tuple[int, float]]]]:
-    """Return what a method's clients logged in training, by round, and each client's last value with its round."""
+) -> tuple[dict[_Kind, dict[int, list[float]]], dict[_Kind, dict[tuple[int, Any], tuple[int, float]]]]:
+    """Return what a method's clients logged in training, by round, and the last round and value by seed and client."""
     values: dict[_Kind, dict[int, list[float]]] = {}
-    final: dict[_Kind, dict[str, tuple[int, float]]] = {}
+    final: dict[_Kind, dict[tuple[int, Any], tuple[int, float]]] = {}
     for run in own.groups[label].values():
         conditions = dict(enumerate(run.federation.get("conditions", ())))
         for client, number, name, value, trained in _notes(run):
             if name in COSTS or value is None:
                 continue
-            key, who = (name, kind(conditions[client]) if client in conditions else ""), own.name(run, client)
+            key, who = (name, kind(conditions[client]) if client in conditions else ""), (run.seed, client)
             if trained:
                 values.setdefault(key, {}).setdefault(number, []).append(value)
             if final.setdefault(key, {}).get(who, (0, 0.0))[0] <= number:
@@ -584,7 +597,8 @@ def _probed(own: _Runs) -> Section:
                 f"{wrapped(name)}<br>{own_class}"
                 for name, own_class in zip(who, classes or [""] * len(who), strict=True)
             ]
-            for words, marks in (("class", classes), ("client", who)):
+            briefs = [own.brief(run, client) for client in probe.clients.tolist()]
+            for words, marks in (("class", classes), ("client", briefs)):
                 if marks:
                     charts.append(scatter(f"Features by {words}: {label}", caption, marks, flat, hover))
         if len(probe.embeddings) > 1:
@@ -643,7 +657,7 @@ def _setup(own: _Runs) -> Section:
     return Section("setup", "Settings and environment", tables=tuple(tables), details=tuple(details))
 
 
-def _warnings(own: _Runs) -> list[str]:
+def _warnings(own: _Runs, ended: bool) -> list[str]:
     """Return what a reader should know: of the comparison, and of single runs, who was refused, missing or untested.
 
     Refusals are told once, by client: their sum, and what the run noted of them at its end, say the same again.
@@ -662,9 +676,9 @@ def _warnings(own: _Runs) -> list[str]:
         noted = run.environment.get("notes", [])
         notes = [*run.costs["notes"], *(noted if isinstance(noted, list) else ())]
         said += [short(str(note), 400) for note in notes if note not in told]
-        wanted, done = flatten(run.config).get("training.rounds"), max((row["round"] for row in run.rounds), default=0)
-        if isinstance(wanted, int) and done < wanted and not (run.folder.path / SUMMARY).exists():
-            said.append(f"not finished: {done} of {wanted} rounds are there; finish it with {RESUME_OPTION}")
+        done, wanted = run.progress
+        if ended and done < wanted:
+            said.append(f"only {done} of {wanted} rounds are there; finish it with {RESUME_OPTION}")
         if without := [i for i, rows in enumerate(run.federation.get("test", ())) if not rows]:
             said.append(f"without test rows: {listed([own.brief(run, client) for client in without], NAMED)}")
         found += [f"{own.titled(label, run)}: {text}" for text in said]

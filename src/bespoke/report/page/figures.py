@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.errors import listed, short
+from bespoke.errors import listed, natural, short
 from bespoke.report.charts import COLOURS, swarm
 from bespoke.report.page.parts import Chart
 
@@ -35,14 +35,19 @@ Floats = NDArray[np.float64]
 
 
 def plain(text: str, longest: int = 60) -> str:
-    """Return a name as text inside a chart, where plotly would read tags, $formulas$ and fill in %{braces}."""
+    """Return a name as text inside a chart, of a long one the beginning."""
+    return _escaped(short(text, longest))
+
+
+def wrapped(text: str, width: int = 60) -> str:
+    """Return a name that is visible already as text inside a chart, all of it, in several lines if it is long."""
+    return "<br>".join(map(_escaped, textwrap.wrap(text, width)))
+
+
+def _escaped(text: str) -> str:
+    """Return text in which plotly reads no tags and $formulas$, and fills in no %{braces}."""
     escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%{": "%&#123;"}
-    return re.sub(r"[&<>$]|%\{", lambda found: escapes[found[0]], short(text, longest))
-
-
-def wrapped(text: str) -> str:
-    """Return a name as text inside a chart, of a long one all of it, in several lines."""
-    return "<br>".join(map(plain, textwrap.wrap(text, 60)))
+    return re.sub(r"[&<>$]|%\{", lambda found: escapes[found[0]], text)
 
 
 def numbers(values: Any) -> list[float | None]:
@@ -88,10 +93,14 @@ def lines(
     x: dict[str, Any],
     y: dict[str, Any],
     drawn: Sequence[Line],
+    place: Callable[[float], str] = "{:.4g}".format,
     legend: bool = False,
     wide: bool = True,
 ) -> Chart:
-    """Draw lines; `x` and `y` are axes, `legend` shows one inside the chart, for lines that are no methods."""
+    """Draw lines; `x` and `y` are axes, `legend` shows one inside the chart, for lines that are no methods.
+
+    `place` tells a value of x in words.
+    """
     points, bands = sum(len(line.x) for line in drawn), sum(line.low is not None for line in drawn)
     each = MOST // max(1, len(drawn)) if points > MOST else MOST
     data: list[dict[str, Any]] = []
@@ -130,19 +139,19 @@ def lines(
         caption += f" The bands of {bands} lines would cover each other and are left out."
     if kept < points:
         caption += f" Of {points:,} points {kept:,} are drawn."
-    alternative = _told_lines(drawn, x["title"]["text"], y["title"]["text"])
+    alternative = _told_lines(drawn, place, y["title"]["text"])
     return Chart(title, caption, alternative, _figure(data, layout), wide)
 
 
-def _told_lines(drawn: Sequence[Line], along: str, what: str) -> str:
+def _told_lines(drawn: Sequence[Line], place: Callable[[float], str], what: str) -> str:
     """Return where each line begins and ends, in words."""
     ends = []
     for line in drawn:
-        known = np.flatnonzero(np.isfinite(line.y))
+        known = np.flatnonzero(np.isfinite(line.x) & np.isfinite(line.y))
         if len(known):
-            begin, end = (f"{line.y[i]:.4g} at {line.x[i]:.4g}" for i in known[[0, -1]])
+            begin, end = (f"{line.y[i]:.4g} at {place(line.x[i])}" for i in known[[0, -1]])
             ends.append(f"{short(line.label, 120)} from {begin} to {end}")
-    return f"Lines of {what} by {along}: {'; '.join(ends) or 'no known value'}."
+    return f"Lines of {what}: {'; '.join(ends) or 'no known value'}."
 
 
 # --- strips --------------------------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ def strips(
     span = float(np.ptp(everything)) if everything.size else 1.0
     data: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    labels = ["<br>".join(map(plain, textwrap.wrap(short(row.label, 120) + row.note, LETTERS))) for row in rows]
+    labels = [wrapped(short(row.label, 120) + row.note, LETTERS) for row in rows]
     most_lines = 1 + max(label.count("<br>") for label in labels)
     told, points = [], 0
     for place, (row, own) in enumerate(zip(rows, finite, strict=True)):
@@ -277,7 +286,7 @@ def scatter(
     title: str, caption: str, marks: Sequence[str], flat: Floats, hover: Sequence[str], size: float = 6
 ) -> Chart:
     """Draw points (N, 2) in a plane whose axes have no meaning of their own, coloured by what they are marked with."""
-    labels = sorted(set(marks), key=lambda text: (len(text), text))
+    labels = sorted(set(marks), key=natural)
     named = np.array(marks)
     data = _grouped({label: named == label for label in labels}, flat[:, 0], flat[:, 1], hover, size)
     bare = {"showticklabels": False, "zeroline": False}
@@ -290,7 +299,7 @@ def scatter(
     middles = np.stack([flat[named == label].mean(0) for label in labels])
     spread = float(np.sqrt(np.square(flat - middles[[labels.index(m) for m in marks]]).sum(1).mean()))
     apart = float(np.sqrt(np.square(middles - flat.mean(0)).sum(1).mean()))
-    told = f"{len(flat):,} points in {len(labels)} groups: {listed([short(label, 30) for label in labels], 20)}"
+    told = f"{len(flat):,} points in {len(labels)} groups: {listed([short(label) for label in labels], 20)}"
     told += f". The groups' middles are {apart:.3g} from the middle of all; points are {spread:.3g} from their own."
     return Chart(title, caption, told, _figure(data, layout), wide=False)
 
@@ -301,7 +310,7 @@ def _grouped(
     """Return points [N], a trace for each group with a colour and a symbol of its own."""
     return [
         {
-            **{"x": numbers(x[own]), "y": numbers(y[own]), "mode": "markers", "name": plain(name, 30)},
+            **{"x": numbers(x[own]), "y": numbers(y[own]), "mode": "markers", "name": plain(name)},
             "customdata": [text for text, there in zip(hover, own, strict=True) if there],
             "hovertemplate": "%{customdata}<extra></extra>",
             "marker": {"size": size, "opacity": 0.8, "symbol": SYMBOLS[(place + place // HUES) % len(SYMBOLS)]},
@@ -317,7 +326,7 @@ def _grouped(
 def bubbles(title: str, caption: str, names: Sequence[str], counts: Sequence[dict[str, int]]) -> Chart:
     """Draw one bubble for each client and class, its area proportional to the rows; `counts` has them by client."""
     found = [(i, label, n) for i, own in enumerate(counts) for label, n in own.items() if n]
-    classes = sorted({label for _, label, _ in found}, key=lambda text: (len(text), text))
+    classes = sorted({label for _, label, _ in found}, key=natural)
     if (total := len(found)) > MOST:
         found = sorted(found, key=lambda each: -each[2])[:MOST]
         caption += f" Of {total:,} bubbles the {MOST:,} largest are drawn."

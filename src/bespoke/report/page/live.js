@@ -2,7 +2,7 @@
 // --- a page that follows runs: it asks every second for what is new, and changes only what has changed ---
 
 const PAUSE = 1000; // milliseconds; live.py knows how long a page may be silent
-let version = "", failed = 0, next;
+let version = "", failed = 0;
 
 function morph(old, fresh) {
   // What the reader did stays: a folded text that is open, the order of a table, the focus, a zoomed chart.
@@ -67,13 +67,12 @@ async function follow() {
   } catch {
     failed += 1;
   }
-  clearTimeout(next); // of another call: one asks at a time, and nobody once it is over
   const live = document.getElementById("live");
   if (failed > 2) {
     live.className = "over";
     live.querySelector("b").textContent = "offline";
     live.querySelector("bdi").prepend("No longer updated, since whatever served this page has ended. The last state: ");
-  } else if (!live.classList.contains("over")) next = setTimeout(follow, PAUSE);
+  } else if (!live.classList.contains("over")) setTimeout(follow, PAUSE);
 }
 
 follow();

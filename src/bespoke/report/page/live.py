@@ -77,7 +77,7 @@ class _Shown(NamedTuple):
 class Followed:
     """The newest page about runs, made once for each state of their records, however many ask for it."""
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], make: Callable[[list[Path]], Page] = page_of) -> None:
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], make: Callable[..., Page] = page_of) -> None:
         """Follow the runs at `paths`, which may come later; `make` makes the page of those with an evaluation."""
         self.over = False  # whether this is the last page
         self._paths, self._make = [Path(path) for path in paths], make
@@ -103,7 +103,7 @@ class Followed:
         trouble = ""
         try:
             evaluated = [run.path for run in runs if _stamp(run.path / CLIENTS)[0]]
-            self._page = self._make(evaluated) if evaluated else _NOTHING if self.over else _WAITING
+            self._page = self._make(evaluated, ended=self.over) if evaluated else _NOTHING if self.over else _WAITING
             told = _told(runs, self.over)
         except Exception as error:  # what is wrong with a record is told here, and never ends the run
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

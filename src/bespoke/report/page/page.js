@@ -45,8 +45,8 @@ function layout(figure, width) {
 const config = {
   displaylogo: false,
   responsive: true,
-  showSendToCloud: false, // plotly would offer to upload a chart, with the clients' names in it
-  modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]], // and none of its others
+  // These and no others: plotly's own set has a button that uploads the chart, with the clients' names in it.
+  modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
 };
 
 function registerOthers() {
