@@ -82,17 +82,19 @@ def test_a_probe_is_bounded(clients, rows, width):
 
 def test_a_page_draws_features_by_class_and_by_client(tmp_path):
     names = HOSTILE[:3]
-    written(tmp_path / "a", "fedpce", names, conditions=["clean", "noise:2", "noise:3"])
+    conditions, classes = ["clean", "noise:2", "noise:3"], [HOSTILE[5], "dog"]  # a link, which plotly would draw
+    written(tmp_path / "a", "fedpce", names, conditions=conditions, class_names=classes)
     probes.write(tmp_path / "a", made(embedded=3))
     page = page_of(tmp_path / "a")
     (section,) = [each for each in page.sections if each.name == "probe"]
     by_class, by_client, embedded = section.charts
-    assert [trace["name"] for trace in by_class.figure["data"]] == ["class 0", "class 1"]
+    assert [trace["name"][:17] for trace in by_class.figure["data"]] == ["class &#36;\\alpha", "class dog"]
     assert len(by_client.figure["data"]) == 3 and sum(len(t["x"]) for t in by_client.figure["data"]) == 30
     assert "30 train rows of 3 clients, after round 4" in by_class.caption
     assert [trace["name"] for trace in embedded.figure["data"]] == ["clean", "noise"]
     points = [text for trace in by_class.figure["data"] for text in trace["customdata"]]
     assert any(text.startswith("&lt;script&gt;") for text in points) and all("<script>" not in text for text in points)
+    assert sum("&lt;a href=" in text for text in points) == 15 and all("<a" not in text for text in points)
     assert "<script>document" not in html(page)
 
 

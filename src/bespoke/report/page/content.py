@@ -28,6 +28,7 @@ from bespoke.report.page.figures import (
     axis,
     bubbles,
     lines,
+    plain,
     scatter,
     sizes,
     strips,
@@ -593,10 +594,8 @@ def _probed(own: _Runs) -> Section:
                 f"{named}: what enters the model's last layer, of {len(flat):,} {probe.rows} rows of {several}; the "
                 f"first two principal components, {kept:.0%} of the variance."
             )
-            hover = [
-                f"{wrapped(name)}<br>{own_class}"
-                for name, own_class in zip(who, classes or [""] * len(who), strict=True)
-            ]
+            both = zip(who, classes or [""] * len(who), strict=True)
+            hover = [f"{wrapped(name)}<br>{plain(own_class)}" for name, own_class in both]
             briefs = [own.brief(run, client) for client in probe.clients.tolist()]
             for words, marks in (("class", classes), ("client", briefs)):
                 if marks:
