@@ -1,8 +1,8 @@
 """Whether a run gives the same numbers alone and beside others: one training, repeated, and compared round by round.
 
 ``python benchmarks/company.py`` trains pFedFDA on CIFAR-100 for 30 rounds: alone, alone once more, alone with cuBLAS
-told to be deterministic, alone under NVIDIA's multi-process service (MPS), and beside ``--others`` copies of itself
-under it. For each it says in which round, and in which values of ``rounds.jsonl``, it first differs from the first one.
+told to be deterministic, alone while another process holds all but ``--left`` GB of the memory, alone under NVIDIA's
+multi-process service (MPS), and beside ``--others`` copies of itself under it. For each it says in which round, and in which values of ``rounds.jsonl``, it first differs from the first one.
 ``company.json`` beside this script keeps what was found. Another experiment and other settings: ``--run``,
 ``--algorithm``, ``--set``.
 """
@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,14 @@ from bespoke.tables import mps
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
+# Holds the memory that is free but for some bytes, says so, and waits until its input ends.
+HOLD = """
+import sys, torch
+held = torch.empty(max(0, torch.cuda.mem_get_info()[0] - int(sys.argv[1])), dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
 
 def started(words: list[str], out: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a run in a process of its own."""
@@ -37,6 +45,18 @@ def finished(runs: list[subprocess.Popen[bytes]]) -> None:
     """Wait for runs; one that failed ends the benchmark."""
     if any([run.wait() for run in runs]):
         raise SystemExit("a run failed: see above")
+
+
+@contextmanager
+def scarce(left: float) -> Iterator[None]:
+    """Leave so many bytes of the GPU's memory to others."""
+    command = [sys.executable, "-c", HOLD, str(int(left))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        if not holder.stdout.readline():
+            raise SystemExit("the memory could not be held: see above")
+        yield
+        holder.communicate()
 
 
 def difference(first: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, Any]:
@@ -64,6 +84,7 @@ def main() -> None:
     parser.add_argument("--algorithm", default="pfedfda")
     parser.add_argument("--set", nargs="*", default=["data.replay=42", "training.rounds=30"])
     parser.add_argument("--others", type=int, default=7)
+    parser.add_argument("--left", type=float, default=30.0)
     given = parser.parse_args()
     words = [given.run, "--algorithm", given.algorithm, *(word for each in given.set for word in ("--set", each))]
     with tempfile.TemporaryDirectory(prefix="bespoke-company-") as held, ExitStack() as kept:
@@ -71,13 +92,20 @@ def main() -> None:
         for name, environment in (("alone", {}), ("alone again", {}), ("cuBLAS deterministic", DETERMINISTIC)):
             finished([started(words, folder / name, environment)])
             cases.append(name)
+        if torch.cuda.is_available():
+            with scarce(given.left * 1e9):
+                finished([started(words, folder / "memory scarce", {})])
+            cases.append("memory scarce")
         shared = kept.enter_context(mps.service())
         finished([started(words, folder / "alone under MPS", shared.environment)])
         names = ["beside others", *(f"other {number}" for number in range(1, given.others + 1))]
         finished([started(words, folder / name, shared.environment) for name in names])
         cases += ["alone under MPS", "beside others", *names[1:2]]
         rounds = {name: list(RunFolder(folder / name).rounds()) for name in cases}
-        found = [{"case": name, **difference(rounds["alone"], rounds[name])} for name in cases[1:]]
+        notes = {name: RunFolder(folder / name).read_json("environment.json")["notes"] for name in cases}
+        found = [
+            {"case": name, "notes": notes[name], **difference(rounds["alone"], rounds[name])} for name in cases[1:]
+        ]
         for case in found:
             print(json.dumps(case))
         device = "cuda" if torch.cuda.is_available() else "cpu"
