@@ -2,9 +2,10 @@
 
 ``python benchmarks/company.py`` trains pFedFDA on CIFAR-100 for 30 rounds: alone, alone once more, alone with cuBLAS
 told to be deterministic, alone while another process holds all but ``--left`` GB of the memory, alone under NVIDIA's
-multi-process service (MPS), and beside ``--others`` copies of itself under it. For each it says in which round, and in which values of ``rounds.jsonl``, it first differs from the first one.
-``company.json`` beside this script keeps what was found. Another experiment and other settings: ``--run``,
-``--algorithm``, ``--set``.
+multi-process service (MPS), and beside ``--others`` copies of itself under it. For each it says in which round, and in
+which values of ``rounds.jsonl``, it first differs from the first one, and what the run noted: where memory runs out,
+blocks are halved, and sums are rounded otherwise. ``company.json`` beside this script keeps what was found. Another
+experiment and other settings: ``--run``, ``--algorithm``, ``--set``.
 """
 
 import json
@@ -100,7 +101,7 @@ def main() -> None:
         finished([started(words, folder / "alone under MPS", shared.environment)])
         names = ["beside others", *(f"other {number}" for number in range(1, given.others + 1))]
         finished([started(words, folder / name, shared.environment) for name in names])
-        cases += ["alone under MPS", "beside others", *names[1:2]]
+        cases += ["alone under MPS", *names]
         rounds = {name: list(RunFolder(folder / name).rounds()) for name in cases}
         notes = {name: RunFolder(folder / name).read_json("environment.json")["notes"] for name in cases}
         found = [

@@ -91,7 +91,7 @@ class BatchedClients(Simulated):
                 return self._map_blocks(call)
             except torch.OutOfMemoryError:
                 fewer = min(self.chunk, len(call.clients)) // 2
-                if not fewer:
+                if not (fewer and self.halve):
                     raise
                 self.chunk = fewer
                 self.runner.forget(fewer)

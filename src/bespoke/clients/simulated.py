@@ -84,16 +84,19 @@ class Simulated(ABC):
         adapt_rounds: int = 1,
         adapt_epochs: int = 0,
         states: str = "device",
+        halve: bool = True,
     ) -> None:
         """Take the common initial ``params``; ``adapt_epochs`` 0 means as in the training settings.
 
         ``states`` says where the states of the clients that took part are kept: see :mod:`bespoke.clients.states`.
+        With ``halve`` blocks of clients are halved when memory runs out; without it that is an error.
         """
         self.work, self.adapt_rounds = Work(algorithm, task, adapt_epochs), adapt_rounds
         self.task, self.params, self.training = task, params, training
         self.pool = pool.to(task.device, task.dtype)
         self.root = rng.key(seed, task.device)
         self.host_root = rng.key(seed)  # keys are made on the host, where they cost no launches
+        self.halve = halve
         self.notes: list[str] = []
         self.store = StateStore(states, task.device)  # of the clients that took part: {"state": ..., "moments": ...}
         self._proposed: tuple[Sequence[int], Tree] = ((), {})  # states waiting to be accepted, leaves (K, ...)

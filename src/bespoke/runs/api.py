@@ -48,6 +48,7 @@ DEFAULTS: Options = {
     "device": "auto",
     "precision": "auto",
     "states": "device",
+    "halve": True,
     "processes": 1,
     "resume": False,
     "callbacks": (),
@@ -88,7 +89,7 @@ def _is_number(value: Any, whole: bool = False) -> bool:
 def _check_options(call: str, chosen: Options) -> None:
     """Refuse an option that is not of its kind."""
     every, stop, calls, about = chosen["checkpoint_every"], chosen["stop"], chosen["callbacks"], chosen["about"]
-    number, seen = chosen["processes"], chosen["progress"]
+    number, seen, halve = chosen["processes"], chosen["progress"], chosen["halve"]
     several = number == "auto" or (isinstance(number, int) and _is_number(number) and 1 <= number <= MOST_PROCESSES)
     _check_kinds(
         call,
@@ -98,6 +99,7 @@ def _check_options(call: str, chosen: Options) -> None:
             "a number of rounds from 1",
             every is None or (_is_number(every, whole=True) and every >= 1),
         ),
+        halve=(halve, "True or False", isinstance(halve, bool)),
         stop=(stop, "a function without arguments", callable(stop)),
         callbacks=(calls, "a list of functions", isinstance(calls, Sequence) and all(map(callable, calls))),
         about=(about, "a dict", isinstance(about, dict)),
@@ -181,7 +183,9 @@ def _rehearsed(check: Callable[[], None], task: Task) -> None:
         value.copy_(before[name])
 
 
-def assemble(experiment: Experiment, parts: Built, backend: str, states: str, notes: Sequence[str] = ()) -> Federation:
+def assemble(
+    experiment: Experiment, parts: Built, backend: str, states: str, notes: Sequence[str] = (), halve: bool = True
+) -> Federation:
     """Put a federation together from data, model and method; ``notes`` are what the record says first."""
     pool, task, params, _ = parts
     if states not in KINDS:
@@ -198,6 +202,7 @@ def assemble(experiment: Experiment, parts: Built, backend: str, states: str, no
         adapt_rounds=evaluation.adapt_rounds,
         adapt_epochs=evaluation.adapt_epochs,
         states=states,
+        halve=halve,
     )
     check_costs(experiment, pool, inner)
     inner.notes += [*notes, *pool.notes, *ignored(experiment), *_late(experiment, pool), *odd_scales(pool)]
@@ -467,7 +472,7 @@ def carry_out(experiment: Experiment, parts: Built, out: str | Path | None = Non
     how = choose(chosen, out, parts.task.device, lambda name: assemble(experiment, parts, name, chosen["states"]))
 
     def work() -> Run:
-        federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes)
+        federation = assemble(experiment, parts, how.backend, chosen["states"], how.notes, chosen["halve"])
         return execute(experiment, federation, parts.pool, parts.described, out, chosen)
 
     with progress.shown(experiment, chosen["progress"] if processes.first() else False) as callback:

@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
     processes: int | str  # that share the work on a machine's cores; auto: as many as cores, where that pays
     states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
+    halve: bool  # blocks of clients when memory runs out, which changes how sums are rounded; False: that is an error
     resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
     checkpoint_every: int | None  # rounds; None: 10, or more where that would take more than a tenth of the time

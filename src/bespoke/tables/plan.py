@@ -30,6 +30,7 @@ class Job:
     source: str  # of the method's settings
     entries: tuple[Entry, ...]
     start: "Job | None" = None  # whose global model this one starts from: [model] start names its key
+    crowded: bool = False  # whether memory ran out when it ran beside others
 
     @cached_property
     def key(self) -> str:
@@ -39,7 +40,7 @@ class Job:
     @property
     def alone(self) -> bool:
         """Whether it needs the machine to itself."""
-        return any(entry.cell.alone for entry in self.entries)
+        return self.crowded or any(entry.cell.alone for entry in self.entries)
 
     @property
     def title(self) -> str:

@@ -144,7 +144,8 @@ def _work(
 ) -> None:
     """Give what waits to worker processes, until nothing waits, time is over or the sweep is stopped.
 
-    Jobs that run ``alone`` are for a call of their own: their times are read, and a shared GPU is slower for each.
+    Jobs that run ``alone`` are for a call of their own: their times are read, and a shared GPU is slower for each; or
+    the memory that others left was too small.
     """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -228,20 +229,22 @@ def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
     each.job = None
     if what in (worker.FAILED, worker.UNREAD):
         state.failed.append((job, told))
-        if what == worker.FAILED:
-            each.pipe.close()
-            each.process.join(timeout=_TEARDOWN)
-            if each.process.is_alive():
-                each.process.kill()
-        return what == worker.UNREAD
-    if what == worker.DONE:
+    elif what == worker.CROWDED:
+        state.waiting.append(dataclasses.replace(job, crowded=True))  # it goes on alone, after all others
+    elif what == worker.DONE:
         state.finished.append(job)
         clock.learn(job, told)
     elif what == worker.ELSEWHERE:
         state.elsewhere.append(job)
     else:
         state.waiting.insert(0, job)
-    return True
+    if what not in (worker.FAILED, worker.CROWDED):
+        return True
+    each.pipe.close()
+    each.process.join(timeout=_TEARDOWN)
+    if each.process.is_alive():
+        each.process.kill()
+    return False
 
 
 def _seconds_left(state: State, clock: Clock, processes: int) -> float | None:

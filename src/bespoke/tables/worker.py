@@ -29,7 +29,8 @@ from bespoke.tables.plan import Job, unfinished
 
 RUNNING = ".running"  # a folder among the results, with one for each training that is going on
 DONE, STOPPED, ELSEWHERE = "done", "stopped", "elsewhere"
-PROGRESS, FAILED, UNREAD = "progress", "failed", "unread"  # after a failure the process ends
+PROGRESS, FAILED, UNREAD = "progress", "failed", "unread"
+CROWDED = "crowded"  # memory ran out beside others; after this, as after a failure, the process ends
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,10 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
                 pipe.send((UNREAD, str(error)))
                 continue
             except Exception as error:
-                fail(job, place.root, _sentence(error))
-                pipe.send((FAILED, _sentence(error)))
+                crowded = place.processes > 1 and isinstance(error, torch.OutOfMemoryError)
+                if not crowded:
+                    fail(job, place.root, _sentence(error))
+                pipe.send((CROWDED if crowded else FAILED, _sentence(error)))
                 raise SystemExit(1) from None
             pipe.send((how, time.monotonic() - begin))
             gc.collect()
@@ -167,6 +170,7 @@ def _trained(
             resume=True,
             backend=place.backend,
             progress=False,
+            halve=place.processes == 1,  # a result may not depend on what others leave
             stop=stop,
             callbacks=[
                 *watching,
