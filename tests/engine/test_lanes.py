@@ -156,6 +156,18 @@ def test_fewer_clients_at_once_when_memory_runs_out():
     assert gap(out, trained(SequentialClients, FedAvg(), training)) < 1e-12
 
 
+def test_nothing_is_halved_where_that_is_not_wanted():
+    class Small(BatchedClients):
+        def _block(self, call):
+            raise torch.OutOfMemoryError("not enough")
+
+    params = task().init(rng.key(3))
+    clients = Small(FedAvg(), task(), params, pool(), Training(batch=4, lr=0.1), seed=5, halve=False)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(clients, 1, EVERYONE, {"model": params}, {})
+    assert clients.notes == []
+
+
 def test_memory_that_is_too_small_for_one_client_is_an_error():
     class Tiny(BatchedClients):
         def _block(self, call):

@@ -194,6 +194,24 @@ def test_ranks_and_the_best_method(root, table):
     assert column(root, table, "hard").winner_kept is True and column(root, table, "hard").behind is None
 
 
+def test_a_lead_within_two_standard_deviations_does_not_tell_methods_apart(root, table):
+    for seed, (ditto, ours) in enumerate(((60.0, 61.0), (62.0, 62.5), (59.0, 61.5))):  # 1, 0.5, 2.5 points
+        paper_tables.put(root, table, "hard/ditto", seed, ditto)
+        paper_tables.put(root, table, "hard/ours", seed, ours)
+        found = column(root, table, "hard")
+        assert found.winner_kept is False and found.tied == (seed == 2)  # two seeds are too few
+    paper_tables.put(root, table, "hard/ours", 1, 64.0)
+    assert not column(root, table, "hard").tied
+
+
+def test_a_method_that_leads_on_other_seeds_alone_is_not_ahead(root, table):
+    paper_tables.put(root, table, "hard/ditto", 0, 60.0)
+    paper_tables.put(root, table, "hard/ours", 0, 59.0)
+    paper_tables.put(root, table, "hard/ours", 1, 70.0)
+    found = column(root, table, "hard")
+    assert found.winner_kept is False and found.behind.mean == pytest.approx(-1.0) and found.tied
+
+
 def test_of_a_lower_metric_the_least_is_best(root, tmp_path):
     table = paper_tables.make(tmp_path, paper_tables.TABLE.replace('id = "hard"\n', 'id = "hard"\nmetric = "loss"\n'))
     for row, value in {"fedavg": 51.0, "ditto": 59.0, "ours": 55.0}.items():

@@ -17,15 +17,15 @@ ACCURACY = re.compile(r"(?<![\d.,+-])([2-9]\d\.\d{1,2})(?!\d| points?\b)")
 
 
 def known(id: str, reason: reasons.Reason) -> set[float]:
-    """The accuracies of the evidence, ours and published, and those of the reason's row in its table."""
+    """The accuracies of the evidence, ours and published, and those of the reason's row in its table, or column."""
     found: set[float] = set()
     for file in reason.evidence:
         if file.endswith(".json"):
             told = json.loads((ROOT.parent / file).read_text(encoding="utf-8"))
             found |= {*told.get("published", {}).values(), *(attempt["pooled"] for attempt in told.get("tries", ()))}
-    name, row = "/".join(id.split("/")[:2]), id.split("/")[3]
-    for entry in spec.find(name).entries:
-        if entry.row.id == row:
+    paper, table, cell, *row = id.split("/")
+    for entry in spec.find(f"{paper}/{table}").entries:
+        if entry.row.id == row[0] if row else entry.cell.id == cell:
             found |= {entry.published} - {None}
             if entry.runs:
                 found |= {100 * result.value(entry) for result in results.of(ROOT, entry).values() if result.done}

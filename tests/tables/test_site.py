@@ -76,8 +76,9 @@ def test_the_example_of_a_table_in_the_documents_can_be_run(tmp_path):
 def test_a_page_for_each_paper_and_a_front_page(root, table):
     found = pages(root, table)
     assert {*found} == {"README.md", "maker.md"}
-    row = "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 1 of 3 | 1 of 3 | 0 | 2 | 1 of 1 | 0 |"
-    assert f"{row} about 230 s on one NVIDIA H200 |" in found["README.md"]
+    far = "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 0 | about 230 s on one NVIDIA H200 |"
+    well = "| [Maker](maker.md) | 1 of 3 | 1 of 3 | - | 0 | 2 | 1 of 1 | 0 | 0 | 0 |"
+    assert f"{far}\n" in found["README.md"] and f"{well}\n" in found["README.md"]
     text = found["maker.md"]
     assert "## Table 1: Accuracy by data set\n\nTwo data sets.\n" in text
     assert "1 of 3 numbers are within 1 point, 1 within 2; the best method is kept in 1 of 1 columns." in text
@@ -129,7 +130,38 @@ def test_results_with_other_settings_are_told_and_their_time_counts(root, table)
 def test_the_state_of_all_tables(root, table):
     lines = site.gather(root, [table]).text().splitlines()
     assert lines[1].split()[:3] == ["maker/t1", "12", "3"] and lines[2].split()[:3] == ["all", "12", "3"]
+    assert lines[5].split()[:4] == ["maker/t1", "1", "of", "3"] and lines[6].split()[:4] == ["all", "1", "of", "3"]
     assert lines[-1] == "about 230 s on one NVIDIA H200"
+
+
+def test_the_papers_own_method_is_counted_apart(tmp_path):
+    """A row with settings of its own is a variant, and a duration says nothing of it."""
+    text = paper_tables.TABLE.replace('set = ["algorithm.folds=3"]\n', "")
+    table, root = paper_tables.make(tmp_path, text, "pfedfda/t1"), tmp_path / "results"
+    paper_tables.put(root, table, "easy/ours", 0, 77.0)
+    paper_tables.put(root, table, "hard/ours", 0, 70.0)
+    paper_tables.put(root, table, "easy/ditto", 0, 10.0)
+    counts = site.gather(root, [table]).pages[0].counts
+    assert (counts.own, counts.own_near, counts.marked) == (2, 1, 2)
+
+
+def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
+    for row, value in {"fedavg": 49.0, "ditto": 59.0, "ours": 61.0}.items():
+        paper_tables.put(root, table, f"hard/{row}", 0, value)
+    text = pages(root, table)["maker.md"]
+    assert "### Other best methods\n\n- Hard: Ditto → Ours, ahead by 2.0. No reason is known yet.\n" in text
+    keep(root, "maker/t1/hard")
+    found = pages(root, table)
+    assert "- Hard: Ditto → Ours, ahead by 2.0. It is so. (results/proof.json)\n" in found["maker.md"]
+    assert "| 1 of 2 | 0 | 1 | 0 |\n" in found["README.md"] and "Reasons kept" not in found["maker.md"]
+    for seed in (1, 2):
+        paper_tables.put(root, table, "hard/ditto", seed, 59.0 + 3 * seed)
+        paper_tables.put(root, table, "hard/ours", seed, 58.0 + 4 * seed)  # ahead by 2, 0 and 1 points
+    found = pages(root, table)
+    assert "Ditto → Ours (not told apart)" in found["maker.md"] and "### Other best" not in found["maker.md"]
+    assert "- maker/t1/hard: It is so. (results/proof.json)" in found["maker.md"]
+    assert "the best method is kept in 1 of 2 columns, and not told apart from ours in 1." in found["maker.md"]
+    assert "| 1 of 2 | 1 | 0 | 0 |\n" in found["README.md"]
 
 
 # --- reasons --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import small_runs
+import torch
 from small_tables import RUN, TABLE, write
 
 from bespoke.errors import UserError
@@ -398,6 +400,54 @@ def test_a_failed_worker_gets_no_other_job(table, place):
         state, process = State(running={job.key: (job, 0.0)}), Slow()
         assert _heard(_Worker(process, Pipe(what), job), state, plan.Clock(), place.root) == lives
         assert process.is_alive() == lives and state.failed == [(job, "no memory")]
+
+
+def test_what_runs_out_of_memory_beside_others_goes_on_alone(table, place, monkeypatch):
+    """A result may not depend on what others leave; alone, memory that runs out is a failure."""
+    halved = []
+
+    def scarce(*args, halve, **options):
+        halved.append(halve)
+        raise torch.OutOfMemoryError("not enough")
+
+    class Pipe:
+        def __init__(self, job):
+            self.jobs, self.told = [job], []
+
+        def recv(self):
+            return self.jobs.pop()
+
+        def send(self, told):
+            self.told.append(told)
+
+    monkeypatch.setattr(worker, "run_built", scarce)
+    monkeypatch.setattr(worker.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(worker.torch, "set_num_threads", lambda number: None)
+    job = plan.jobs(plan.chosen([table], ["fedavg"], ["b"]), [0])[0]
+    for processes, what in ((3, worker.CROWDED), (1, worker.FAILED)):
+        pipe = Pipe(job)
+        with pytest.raises(SystemExit):
+            worker.main(pipe, replace(place, processes=processes), threading.Event())
+        assert pipe.told[-1][0] == what and halved.pop() == (processes == 1)
+        failed = results.of(place.root, table.entry("b/fedavg"))
+        assert bool(failed) == (processes == 1)
+
+
+def test_a_crowded_training_waits_for_the_others(table, place):
+    first, second = plan.jobs(plan.chosen([table], ["fedavg"]), [0])
+
+    class Pipe:
+        def recv(self):
+            return worker.CROWDED, "not enough"
+
+        def close(self):
+            pass
+
+    state = State(running={first.key: (first, 0.5)}, waiting=[second])
+    process = SimpleNamespace(join=lambda timeout=None: None, is_alive=lambda: False)
+    assert not _heard(_Worker(process, Pipe(), first), state, plan.Clock(), place.root)
+    assert [job.key for job in state.waiting] == [second.key, first.key] and not state.failed
+    assert [job.alone for job in state.waiting] == [False, True]
 
 
 def test_a_failure_never_takes_the_place_of_a_result(table, place):

@@ -97,6 +97,11 @@ class Column:
     cell: Cell
     numbers: tuple[Number, ...]
 
+    @property
+    def id(self) -> str:
+        """Its name among all tables: "TABLE/CELL"."""
+        return f"{self.numbers[0].entry.table}/{self.cell.id}"
+
     @cached_property
     def counted(self) -> tuple[Number, ...]:
         """The rows that both have."""
@@ -146,17 +151,29 @@ class Column:
         """Whether a best row of the paper's is a best of ours; None where that is open."""
         return None if self.winners is None else bool({*self.winners[0]} & {*self.winners[1]})
 
-    @cached_property
+    @property
     def behind(self) -> SeedStatistics | None:
         """By how much our best row is ahead of the paper's, on the seeds that both have; None where that is kept."""
+        return seed_statistics(self._gaps) if self._gaps else None
+
+    @cached_property
+    def _gaps(self) -> list[float]:
         if self.winner_kept is not False:
-            return None
+            return []
         first, second = (
             next(number for number in self.counted if self.ranks[number.entry.row.id][i] == 1) for i in (0, 1)
         )
         sign = 1.0 if self._higher else -1.0
-        gaps = [sign * (second.ours[seed] - value) for seed, value in first.ours.items() if seed in second.ours]
-        return seed_statistics(gaps) if gaps else None
+        return [sign * (second.ours[seed] - value) for seed, value in first.ours.items() if seed in second.ours]
+
+    @property
+    def tied(self) -> bool:
+        """Whether our best row is ahead of the paper's on the seeds that both have by no more than chance explains."""
+        ahead = self.behind
+        if ahead is None or ahead.mean is None:
+            return False
+        spread = ahead.std if len(self._gaps) >= REPETITIONS else 0.0
+        return ahead.mean <= 2 * (spread or 0.0) + _ROUNDING
 
     def _values(self) -> tuple[list[float], list[float]]:
         pairs = [(number.published, number.mean) for number in self.counted]

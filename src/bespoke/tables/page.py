@@ -36,9 +36,13 @@ class Counts:
     within_2: int = 0
     marked: int = 0
     explained: int = 0  # of the marked ones: with a reason
+    own: int = 0  # of the paper's own method, begun
+    own_near: int = 0  # of these: not marked
     failed: int = 0  # numbers for which a run failed
     columns: int = 0  # in which the paper's best method was run
     winners_kept: int = 0
+    winners_tied: int = 0  # another one is best, but within two standard deviations
+    winners_explained: int = 0  # another one is best, by more than that, with a reason
 
     def __add__(self, other: Counts) -> Counts:
         """Return the sum."""
@@ -64,7 +68,8 @@ class Page:
         held = [number for number in printed if number.counted]
         points = [number for number in held if number.percent]
         marked = [number for number in held if number.marked]
-        kept = [column.winner_kept for column in self.beside.columns if column.winner_kept is not None]
+        own = [number for number in printed if self._own(number) and (number in points or number.failed)]
+        decided = [column for column in self.beside.columns if column.winner_kept is not None]
         return Counts(
             cells=len(printed),
             missing=sum(bool(number.entry.cell.missing) for number in printed),
@@ -76,10 +81,24 @@ class Page:
             within_2=sum(number.within(2.0) for number in points),
             marked=len(marked),
             explained=sum(number.id in self.reasons for number in marked),
+            own=len(own),
+            own_near=sum(number in points and not number.marked for number in own),
             failed=sum(bool(number.failed) for number in self.beside.numbers),
-            columns=len(kept),
-            winners_kept=sum(kept),
+            columns=len(decided),
+            winners_kept=sum(bool(column.winner_kept) for column in decided),
+            winners_tied=sum(column.tied for column in decided),
+            winners_explained=sum(column.id in self.reasons for column in self._lost),
         )
+
+    def _own(self, number: Number) -> bool:
+        """Return whether a number is of the method whose paper it is; a row with settings of its own is a variant."""
+        entry = number.entry
+        return entry.algorithm == self.beside.table.name.partition("/")[0] and not entry.row.set
+
+    @property
+    def _lost(self) -> list[Column]:
+        """The columns in which another method than the paper's is best, by more than chance explains."""
+        return [column for column in self.beside.columns if column.winner_kept is False and not column.tied]
 
     # --- the grid ---------------------------------------------------------------------------------------------------
 
@@ -157,6 +176,7 @@ class Page:
         if winners is not None:
             names = [" and ".join(labels) for labels in winners]
             best = f"kept: {names[0]}" if column.winner_kept else f"{names[0]} → {names[1]}"
+            best += " (not told apart)" if column.tied else ""
         near = [number for number in column.counted if number.percent]
         counted = [sum(number.within(limit) for number in near) for limit in (1.0, 2.0)]
         told = f"{counted[0]}, {counted[1]} of {len(near)}" if near else ""
@@ -235,6 +255,11 @@ class Page:
                 f"{POINTS} % of it) and two standard deviations: over our seeds, or with fewer than {REPETITIONS} of "
                 "them over the paper's repetitions where it tells."
             )
+        if any(column.tied for column in columns):
+            said.append(
+                "Not told apart: on the seeds that both have, another method is ahead of the paper's best one by at "
+                f"most two standard deviations, or with fewer than {REPETITIONS} such seeds not at all."
+            )
         if any(number.timed and number.ours for number in numbers):
             said.append("Durations depend on the machine and are not held against the paper's.")
         if any(number.changed for number in numbers):
@@ -264,6 +289,17 @@ class Page:
         }
         return [f"{said[reason]}. {explained(reason)}" for reason in sorted(said, key=lambda reason: reason is None)]
 
+    @cached_property
+    def losses(self) -> list[str]:
+        """Every column in which another method is best: those with one reason together, those without one last."""
+        told: dict[Reason | None, list[str]] = {}
+        for column in self._lost:
+            ahead = f"{self._foot(column)[1]}, ahead by {self._behind(column) or 'an unknown amount'}"
+            told.setdefault(self.reasons.get(column.id), []).append(f"{column.cell.name}: {ahead}")
+        return [
+            f"{'; '.join(told[reason])}. {explained(reason)}" for reason in sorted(told, key=lambda each: each is None)
+        ]
+
     # --- as it is shown ---------------------------------------------------------------------------------------------
 
     def text(self) -> str:
@@ -292,7 +328,7 @@ class Page:
 
     @property
     def _below(self) -> list[str]:
-        return [*self.caption, *self.notes, *self.misses]
+        return [*self.caption, *self.notes, *self.misses, *self.losses]
 
     def shown(self) -> parts.Table:
         """Return the table for a page; numbers that are marked are bold, and lead to how they are obtained."""
@@ -335,7 +371,7 @@ class Page:
         return {
             **{"id": cell.id, "label": cell.label, "kind": cell.kind},
             **{"missing": cell.missing or None, "stand_in": column.stand_in or None},
-            **{"tau": column.tau, "winners": column.winners, "winner_kept": column.winner_kept},
+            **{"tau": column.tau, "winners": column.winners, "winner_kept": column.winner_kept, "tied": column.tied},
             "behind": column.behind and column.behind._asdict(),
             "rows": [self._number_as_dict(column, number) for number in column.numbers],
         }

@@ -16,14 +16,17 @@ NAME = "reasons.toml"
 
 @dataclass(frozen=True)
 class Reason:
-    """The reason for one number, and the files or tests that support it."""
+    """The reason for one number, or for a column's other best method, and the files or tests that support it."""
 
     reason: str
     evidence: tuple[str, ...]  # "results/readings/pfedme.json", "tests/algorithms/test_pfedme.py::test_steps"
 
 
 def read(root: Path) -> dict[str, Reason]:
-    """Return the reasons kept in a folder of results by number, "TABLE/CELL/ROW"; none if there is no such file."""
+    """Return the reasons kept in a folder of results; none if there is no such file.
+
+    They are by number, "TABLE/CELL/ROW", or by column, "TABLE/CELL", whose best method is another than the paper's.
+    """
     path = root / NAME
     if not path.exists():
         return {}
@@ -51,15 +54,15 @@ def _reason(values: object, where: str) -> Reason:
     return Reason(" ".join(values["reason"].split()), tuple(evidence))
 
 
-def check(reasons: Mapping[str, Reason], numbers: Collection[str], root: Path) -> None:
-    """Refuse reasons for numbers that no table has, and evidence that is not there; ``root`` holds the results.
+def check(reasons: Mapping[str, Reason], known: Collection[str], root: Path) -> None:
+    """Refuse reasons for numbers and columns that no table has, and evidence that is not there.
 
-    Evidence lies beside the folder of results or in it: a file, or a test as "FILE::NAME".
+    ``root`` holds the results. Evidence lies beside the folder of results or in it: a file, or a test as "FILE::NAME".
     """
     for id, reason in reasons.items():
         where = f"{root / NAME}: [{shown(id)}]"
-        if id not in numbers:
-            raise UserError(f"{where}: no table has this cell{closest(id, numbers)}; rename or move the reason")
+        if id not in known:
+            raise UserError(f"{where}: no table has this cell{closest(id, known)}; rename or move the reason")
         for text in reason.evidence:
             name, _, test = text.partition("::")
             path = root.resolve().parent / name

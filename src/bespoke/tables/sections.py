@@ -58,9 +58,10 @@ def sections_of(page: Page, root: Path) -> tuple[Section, ...]:
         (page.shown(),) if with_numbers else (),
         tuple((note,) for note in page.notes) if with_numbers else (),
     )
-    misses = tuple((miss,) for miss in page.misses)
+    misses, losses = (tuple((text,) for text in own) for own in (page.misses, page.losses))
     marked = Section("marked", "Marked numbers", items=misses) if misses else None
-    return tuple(filter(None, (first, marked, _tried(table, root), _settings(table, root))))
+    lost = Section("lost", "Other best methods", items=losses) if losses else None
+    return tuple(filter(None, (first, marked, lost, _tried(table, root), _settings(table, root))))
 
 
 def agreement(page: Page) -> str:
@@ -71,6 +72,7 @@ def agreement(page: Page) -> str:
     said = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
     if counts.columns:
         said += f"; the best method is kept in {counts.winners_kept} of {counts.columns} columns"
+        said += f", and not told apart from ours in {counts.winners_tied}" if counts.winners_tied else ""
     return f"{said}."
 
 

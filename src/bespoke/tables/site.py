@@ -38,14 +38,20 @@ class Site:
 
     def text(self) -> str:
         """Return how far every table is, as plain text."""
-        rows = [[page.beside.table.name, *_state(page.counts).values()] for page in self.pages]
-        if not rows:
+        if not self.pages:
             return "there are no tables\n"
-        total = sum((page.counts for page in self.pages), Counts())
-        header = ["table", *_state(total)]
-        table = aligned([header, *rows, ["all", *_state(total).values()]], range(1, len(header)))
+        counts = {page.beside.table.name: page.counts for page in self.pages} | {"all": self._total}
+        tables = []
+        for told in (_progress, _agreement):
+            header = ["table", *told(self._total)]
+            rows = [[name, *told(own).values()] for name, own in counts.items()]
+            tables.append(aligned([header, *rows], range(1, len(header))))
         left_out = words.left_out(number for page in self.pages for number in page.beside.numbers)
-        return "\n".join([table, *left_out, self._spent_told(self.trainings)]) + "\n"
+        return "\n".join([tables[0], "", tables[1], "", *left_out, self._spent_told(self.trainings)]) + "\n"
+
+    @property
+    def _total(self) -> Counts:
+        return sum((page.counts for page in self.pages), Counts())
 
     def as_dict(self) -> dict[str, Any]:
         """Return how far every table is, as plain values."""
@@ -78,13 +84,15 @@ class Site:
         return {FRONT: self._front(by_paper), **papers}
 
     def _front(self, by_paper: dict[str, list[Page]]) -> str:
-        rows = []
+        far, well = list[list[str]](), list[list[str]]()
         for name, pages in by_paper.items():
             counts = sum((page.counts for page in pages), Counts())
             link = f"[{for_markdown(pages[0].beside.table.paper)}]({name}.md)"
-            rows.append([link, *_state(counts).values(), self._spent_told(self._trainings_of(pages))])
-        total = sum((page.counts for page in self.pages), Counts())
-        rows.append(["all", *_state(total).values(), self._spent_told(self.trainings)])
+            far.append([link, *_progress(counts).values(), self._spent_told(self._trainings_of(pages))])
+            if counts.run and counts.points:
+                well.append([link, *_agreement(counts).values()])
+        far.append(["all", *_progress(self._total).values(), self._spent_told(self.trainings)])
+        well.append(["all", *_agreement(self._total).values()])
         lines = [
             "# Results",
             _WRITTEN,
@@ -92,9 +100,17 @@ class Site:
             "The papers' tables with ours beside them, written by `bespoke table --write docs/results` from `results/`",
             "and `experiments/` alone. [tables.md](../tables.md) says how they are made, and what a mark means.",
             "",
-            *markdown_table(["paper", *_state(total), "training"], rows),
+            "## How far",
             "",
-            *_LEGEND,
+            *markdown_table(["paper", *_progress(self._total), "training"], far),
+            "",
+            *_FAR,
+            "",
+            "## How well",
+            "",
+            *markdown_table(["paper", *_agreement(self._total)], well),
+            "",
+            *_WELL,
         ]
         return "\n".join(lines) + "\n"
 
@@ -108,7 +124,7 @@ class Site:
                 "",
                 "## Reasons kept",
                 "",
-                "Of numbers that are not marked any more.",
+                "Of numbers that are not marked any more, and of columns whose best method is kept or not told apart.",
                 "",
                 *markdown.item_lines((line,) for line in kept),
             ]
@@ -132,14 +148,18 @@ class Site:
 
     def _reasons_kept(self, pages: Sequence[Page]) -> list[str]:
         kept: dict[reasons.Reason, list[str]] = {}
-        for number in (number for page in pages for number in page.beside.numbers if not number.marked):
-            if number.id in self.reasons:
-                kept.setdefault(self.reasons[number.id], []).append(number.id)
+        for column in (column for page in pages for column in page.beside.columns):
+            idle = [number.id for number in column.numbers if not number.marked]
+            idle += [column.id] if column.winner_kept is not False or column.tied else []
+            for id in filter(lambda id: id in self.reasons, idle):
+                kept.setdefault(self.reasons[id], []).append(id)
         return [f"{', '.join(ids)}: {explained(reason)}" for reason, ids in kept.items()]
 
     def check(self) -> None:
-        """Refuse reasons for numbers that no table has, and evidence that is not there."""
-        reasons.check(self.reasons, {number.id for page in self.pages for number in page.beside.numbers}, self.root)
+        """Refuse reasons for numbers and columns that no table has, and evidence that is not there."""
+        columns = [column for page in self.pages for column in page.beside.columns]
+        numbers = {number.id for column in columns for number in column.numbers}
+        reasons.check(self.reasons, numbers | {column.id for column in columns}, self.root)
 
     def write(self, out: Path) -> list[Path]:
         """Write the pages, each whole or not at all, after checking that no reason would be lost."""
@@ -181,19 +201,29 @@ def _linker(out: Path) -> Callable[[Path], str]:
     return lambda path: Path(os.path.relpath(path.resolve(), out.resolve())).as_posix()
 
 
-def _state(counts: Counts) -> dict[str, str]:
+def _progress(counts: Counts) -> dict[str, str]:
     """Return the columns that say how far tables are."""
     return {
         "numbers": str(counts.cells),
         "not at hand": str(counts.missing),
         "stand-ins run": _of(counts.stand_ins_run, counts.stand_ins),
         "run": _of(counts.run, counts.cells - counts.missing - counts.stand_ins),
+        "failed": str(counts.failed),
+    }
+
+
+def _agreement(counts: Counts) -> dict[str, str]:
+    """Return the columns that say how well tables agree with the papers'."""
+    return {
         "within 1 point": _of(counts.within_1, counts.points),
         "within 2": _of(counts.within_2, counts.points),
+        "own method not marked": _of(counts.own_near, counts.own),
         "marked, with a reason": str(counts.explained),
         "without": str(counts.marked - counts.explained),
         "best method kept": _of(counts.winners_kept, counts.columns),
-        "failed": str(counts.failed),
+        "not told apart": str(counts.winners_tied),
+        "other, with a reason": str(counts.winners_explained),
+        "without a reason": str(counts.columns - counts.winners_kept - counts.winners_tied - counts.winners_explained),
     }
 
 
@@ -201,11 +231,16 @@ def _of(part: int, whole: int) -> str:
     return f"{part} of {whole}" if whole else "-"
 
 
-_LEGEND = [
+_FAR = [
     "Numbers are those that a paper prints in its tables, some of them in two, and four in Self-FL's text. Not at",
     "hand: the data are not there, so nothing is run. Stand-ins are run on other data, labelled, and never held",
-    "against the paper's. The other numbers are run as the paper tells; those in percent are counted as within 1 or 2",
-    "points of the published ones. The best method is kept where the paper's best of a column is ours too, among the",
-    "methods that were run. Training is the time of a whole device, each training counted once: of several side by",
+    "against the paper's. Training is the time of a whole device, each training counted once: of several side by",
     "side each counts for its share, so a little more passes where fewer are left at the end.",
+]
+_WELL = [
+    "Of what was run as the paper tells: numbers in percent within 1 and 2 points of the published ones; numbers of",
+    "the paper's own method that are not marked as far away; marked numbers of any method, with a reason and without.",
+    "The best method is kept where the paper's best of a column is ours too, among the methods that were run; not told",
+    "apart where another is ahead of it by no more than chance explains: two standard deviations over three seeds or",
+    "more. Where another one is best by more than that, it has a reason or none.",
 ]
