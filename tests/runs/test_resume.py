@@ -26,9 +26,10 @@ import torch
 from small_runs import assert_same_result, command, experiment, records, write
 
 import bespoke
-from bespoke.clients import states
+from bespoke.clients import BatchedClients, states
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
+from bespoke.report.summary import totals
 from bespoke.runs import execution
 from bespoke.runs.checkpoint import load_newest
 
@@ -377,6 +378,24 @@ def test_a_lengthened_run_equals_a_long_one(algorithm, backend, tmp_path):
     longer = ran(5, tmp_path / "run", resume=True)
     assert_same_result(tmp_path / "run", tmp_path / "long")
     assert longer.summary["rounds"] == 5
+
+
+def test_that_memory_ran_out_is_told_after_a_resume_too(tmp_path, monkeypatch):
+    """Smaller blocks round otherwise, so whoever compares the run must know; the process that noted it is gone."""
+    block = BatchedClients._block
+
+    def small(self, call):
+        if call.name == "update" and len(call.clients) > 1:
+            raise torch.OutOfMemoryError("not enough")
+        return block(self, call)
+
+    monkeypatch.setattr(BatchedClients, "_block", small)
+    bespoke.run(experiment(rounds=1, rate=1.0), tmp_path, backend="batched")
+    monkeypatch.setattr(BatchedClients, "_block", block)
+    done = bespoke.run(experiment(rounds=2, rate=1.0), tmp_path, backend="batched", resume=True)
+    first, second = done.folder.rounds()
+    assert "memory ran out: at most 1 clients run at once" in first["note"] and "note" not in second
+    assert totals([first, second], done.folder.timing())["notes"] == [first["note"]]
 
 
 def test_the_other_backend_may_go_on(tmp_path):

@@ -118,6 +118,15 @@ def test_a_training_side_by_side_with_others_counts_for_its_share(root, table):
     assert "\nTraining: about 155 s on one NVIDIA H200.\n" in text
 
 
+def test_how_long_devices_were_held_is_told(root, table):
+    assert "what was lost" not in pages(root, table)["README.md"]
+    (root / "held.toml").write_text('["A GPU"]\n2026-01-02T03 = 1200\n2026-01-03T04 = 34\n')
+    assert "and what was lost, it took one A GPU for about 1,234 s.\n" in pages(root, table)["README.md"]
+    (root / "held.toml").write_text('["A GPU"]\n2026-01-02T03 = "long"\n')
+    with pytest.raises(UserError, match=r"held.toml: \['A GPU'\] must hold whole numbers of seconds"):
+        pages(root, table)
+
+
 def test_results_with_other_settings_are_told_and_their_time_counts(root, table):
     paper_tables.put(root, table, "hard/ours", 0, 60.0, settings=paper_tables.other_settings(table, "hard/ours"))
     lines = site.gather(root, [table]).text().splitlines()

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bespoke.files import make_folder, write_atomic
+from bespoke.errors import UserError, shown
+from bespoke.files import make_folder, read_settings, write_atomic
+from bespoke.records import is_count
 from bespoke.report.page import markdown
 from bespoke.report.table import aligned, for_markdown, markdown_table
 from bespoke.tables import reasons, spec, words
@@ -21,6 +23,7 @@ from bespoke.tables.sections import sections_of
 from bespoke.tables.spec import Table
 
 FRONT = "README.md"
+HELD = "held.toml"  # among the results: for how many seconds each device was held for them
 _WRITTEN = "<!-- Written by `bespoke table --write`; do not edit. -->"
 
 
@@ -105,6 +108,7 @@ class Site:
             *markdown_table(["paper", *_progress(self._total), "training"], far),
             "",
             *_FAR,
+            *self._held_told(),
             "",
             "## How well",
             "",
@@ -113,6 +117,20 @@ class Site:
             *_WELL,
         ]
         return "\n".join(lines) + "\n"
+
+    def _held_told(self) -> list[str]:
+        """Return for how long devices were held for all of it, if that is written down."""
+        path = self.root / HELD
+        if not path.exists():
+            return []
+        told = []
+        for device, times in read_settings(path, "hold times").items():
+            if not isinstance(times, dict) or not all(map(is_count, times.values())):
+                raise UserError(f"{path}: [{shown(device)}] must hold whole numbers of seconds")
+            told.append(f"one {device} for about {sum(times.values()):,} s")
+        return [
+            f"With readings, questions, repeated cells, benchmarks and what was lost, it took {' and '.join(told)}."
+        ]
 
     def _paper(self, pages: Sequence[Page], out: Path) -> str:
         lines = [f"# {for_markdown(pages[0].beside.table.paper)}", _WRITTEN]
