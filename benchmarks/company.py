@@ -4,7 +4,7 @@
 told to be deterministic, alone while another process holds all but ``--left`` GB of the memory, alone under NVIDIA's
 multi-process service (MPS), and beside ``--others`` copies of itself under it. For each it says in which round, and in
 which values of ``rounds.jsonl``, it first differs from the first one, and what the run noted: where memory runs out,
-blocks are halved, and sums are rounded otherwise. ``company.json`` beside this script keeps what was found. Another
+blocks are halved, and sums are rounded differently. ``company.json`` beside this script keeps what was found. Another
 experiment and other settings: ``--run``, ``--algorithm``, ``--set``.
 """
 
@@ -57,7 +57,6 @@ def scarce(left: float) -> Iterator[None]:
         if not holder.stdout.readline():
             raise SystemExit("the memory could not be held: see above")
         yield
-        holder.communicate()
 
 
 def difference(first: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,7 +109,8 @@ def main() -> None:
         for case in found:
             print(json.dumps(case))
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        report.store(given.out, device, command=words, mps=shared.words, others=given.others, cases=found)
+        asked = {"command": words, "others": given.others, "left": given.left}
+        report.store(given.out, device, **asked, mps=shared.words, cases=found)
 
 
 if __name__ == "__main__":

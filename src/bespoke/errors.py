@@ -13,6 +13,13 @@ class UserError(Exception):
     """
 
 
+def is_out_of_device_memory(error: BaseException) -> bool:
+    """Return whether a GPU's memory ran out: torch's error, known by its name, or that of a library that got none."""
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and bool(re.search("ALLOC_FAILED|CUDA error: out of memory", str(error)))
+
+
 _JOINERS = "\u200c\u200d"  # shape the letters of several scripts, and join emoji
 
 

@@ -21,6 +21,7 @@ from bespoke.core.task import Task
 from bespoke.engine.graphs import _slots
 from bespoke.engine.lanes import Eager, Job, exactly, schedule
 from bespoke.engine.scan import Scan
+from bespoke.errors import is_out_of_device_memory
 
 SIZES = (13, 4, 7, 4, 1, 22)
 EVERYONE = list(range(len(SIZES)))
@@ -166,6 +167,20 @@ def test_nothing_is_halved_where_that_is_not_wanted():
     with pytest.raises(torch.OutOfMemoryError):
         train(clients, 1, EVERYONE, {"model": params}, {})
     assert clients.notes == []
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (torch.OutOfMemoryError("not enough"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_errors_of_a_full_device_are_known(error, found):
+    assert is_out_of_device_memory(error) == found
 
 
 def test_memory_that_is_too_small_for_one_client_is_an_error():

@@ -14,6 +14,7 @@ from small_runs import command, experiment, federated, last_tensors, same_tensor
 from toy import same_bits
 
 import bespoke
+from bespoke.clients import BatchedClients
 from bespoke.core import tree
 from bespoke.errors import UserError
 from bespoke.records import RunFolder
@@ -495,3 +496,21 @@ def test_a_command_line_with_a_mistake(tmp_path):
     assert "TABLE.KEY=VALUE" in command("evaluate", tmp_path / "run", "--set", "lr").sentence
     assert "there is no device 'gpu'" in command("evaluate", tmp_path / "run", "--device", "gpu").sentence
     assert not (tmp_path / "run" / "evaluations").exists()
+
+
+def test_an_evaluation_halves_blocks_only_where_its_run_did(tmp_path, monkeypatch):
+    runs = {
+        halve: bespoke.run(experiment(), tmp_path / str(halve), backend="batched", halve=halve)
+        for halve in (True, False)
+    }
+    block = BatchedClients._block
+
+    def small(self, call):
+        if len(call.clients) > 1:
+            raise torch.OutOfMemoryError("not enough")
+        return block(self, call)
+
+    monkeypatch.setattr(BatchedClients, "_block", small)
+    assert any(note.startswith("memory ran out") for note in evaluate(runs[True], ["data.keep_rows=5"]).notes)
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(runs[False], ["data.keep_rows=5"])

@@ -29,7 +29,6 @@ import bespoke
 from bespoke.clients import BatchedClients, states
 from bespoke.errors import UserError
 from bespoke.files import temporary_of
-from bespoke.report.summary import totals
 from bespoke.runs import execution
 from bespoke.runs.checkpoint import load_newest
 
@@ -380,22 +379,28 @@ def test_a_lengthened_run_equals_a_long_one(algorithm, backend, tmp_path):
     assert longer.summary["rounds"] == 5
 
 
-def test_that_memory_ran_out_is_told_after_a_resume_too(tmp_path, monkeypatch):
-    """Smaller blocks round otherwise, so whoever compares the run must know; the process that noted it is gone."""
+@pytest.mark.parametrize("what", ["update", "evaluate"])
+def test_that_memory_ran_out_is_told_after_a_resume_too(what, tmp_path, monkeypatch):
+    """Smaller blocks round differently, so whoever compares the run must know; the process that noted it is gone."""
     block = BatchedClients._block
 
     def small(self, call):
-        if call.name == "update" and len(call.clients) > 1:
+        if call.name == what and len(call.clients) > 1:
             raise torch.OutOfMemoryError("not enough")
         return block(self, call)
 
+    def killed(event):
+        if event.round == 2:
+            raise KeyboardInterrupt
+
+    spec, how = {"rate": 1.0, "evaluation": {"every": 1}}, {"backend": "batched", "checkpoint_every": 1}
     monkeypatch.setattr(BatchedClients, "_block", small)
-    bespoke.run(experiment(rounds=1, rate=1.0), tmp_path, backend="batched")
+    with pytest.raises(KeyboardInterrupt):
+        bespoke.run(experiment(rounds=3, **spec), tmp_path, callbacks=[killed], **how)
     monkeypatch.setattr(BatchedClients, "_block", block)
-    done = bespoke.run(experiment(rounds=2, rate=1.0), tmp_path, backend="batched", resume=True)
-    first, second = done.folder.rounds()
-    assert "memory ran out: at most 1 clients run at once" in first["note"] and "note" not in second
-    assert totals([first, second], done.folder.timing())["notes"] == [first["note"]]
+    for rounds in (3, 4):
+        done = bespoke.run(experiment(rounds=rounds, **spec), tmp_path, resume=True, **how)
+        assert done.notes.count("memory ran out: at most 1 clients run at once") == 1
 
 
 def test_the_other_backend_may_go_on(tmp_path):

@@ -199,9 +199,21 @@ def test_a_lead_within_two_standard_deviations_does_not_tell_methods_apart(root,
         paper_tables.put(root, table, "hard/ditto", seed, ditto)
         paper_tables.put(root, table, "hard/ours", seed, ours)
         found = column(root, table, "hard")
-        assert found.winner_kept is False and found.tied == (seed == 2)  # two seeds are too few
+        assert found.winner_kept is False and not found.lost
     paper_tables.put(root, table, "hard/ours", 1, 64.0)
-    assert not column(root, table, "hard").tied
+    assert column(root, table, "hard").lost and not column(root, table, "hard").certain
+
+
+def test_on_few_seeds_a_lead_of_more_than_the_marks_points_tells_methods_apart(root, table):
+    paper_tables.put(root, table, "hard/ditto", 0, 60.0)
+    for ours, apart in ((61.4, False), (61.6, True)):
+        paper_tables.put(root, table, "hard/ours", 0, ours)
+        assert column(root, table, "hard").lost == apart
+    paper_tables.put(root, table, "hard/ditto", 0, 65.0)
+    for ours, apart in ((63.6, False), (63.4, True)):
+        paper_tables.put(root, table, "hard/ours", 0, ours)
+        found = column(root, table, "hard")
+        assert found.winner_kept is True and found.certain == apart and not found.lost
 
 
 def test_a_method_that_leads_on_other_seeds_alone_is_not_ahead(root, table):
@@ -209,7 +221,7 @@ def test_a_method_that_leads_on_other_seeds_alone_is_not_ahead(root, table):
     paper_tables.put(root, table, "hard/ours", 0, 59.0)
     paper_tables.put(root, table, "hard/ours", 1, 70.0)
     found = column(root, table, "hard")
-    assert found.winner_kept is False and found.behind.mean == pytest.approx(-1.0) and found.tied
+    assert found.winner_kept is False and found.behind.mean == pytest.approx(-1.0) and not found.lost
 
 
 def test_of_a_lower_metric_the_least_is_best(root, tmp_path):

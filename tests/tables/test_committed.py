@@ -1,5 +1,6 @@
 """The results that are committed: each belongs to a cell of a table, and has the settings that the table asks for."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,21 @@ def test_results_belong_to_a_cell_and_have_its_settings(name):
             if result.done and entries[id].runs:
                 (job,) = plan.jobs([entries[id]], [seed])
                 assert plan.answers(result, job, entries[id]), f"{result.path}: the table asks for other settings"
+
+
+def test_trainings_of_the_same_settings_gave_the_same_numbers():
+    """Several tables may have one: what ran alone for its time, and beside others, is equal in every client's sums."""
+    first: dict[str, results.Result] = {}
+    compared = 0
+    for result in results.everything(ROOT):
+        told = result.content
+        if not result.done or "clients" not in told or told["environment"]["device"] == "cpu":
+            continue
+        # What another cell was given, or reads of the same training, is no second one.
+        about = [told[key] for key in ("settings", "evaluate", "view", "round", "group")]
+        key = json.dumps([*about, told["environment"]["device"], told["source"]["method"]], sort_keys=True)
+        before = first.setdefault(key, result).content
+        if before["seconds"] != told["seconds"]:
+            assert before["clients"]["metrics"] == told["clients"]["metrics"], (first[key].path, result.path)
+            compared += 1
+    assert compared >= 3

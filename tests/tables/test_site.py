@@ -1,5 +1,6 @@
 """The pages of all papers, and the reasons that they keep; the committed pages are those that would be written."""
 
+import json
 import re
 from pathlib import Path
 
@@ -77,11 +78,13 @@ def test_a_page_for_each_paper_and_a_front_page(root, table):
     found = pages(root, table)
     assert {*found} == {"README.md", "maker.md"}
     far = "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 0 | about 230 s on one NVIDIA H200 |"
-    well = "| [Maker](maker.md) | 1 of 3 | 1 of 3 | - | 0 | 2 | 1 of 1 | 0 | 0 | 0 |"
+    well = "| [Maker](maker.md) | 1 of 3 | 1 of 3 | - | 0 | 0 | 2 | 1 of 1 | 1 | 0 | 0 | 0 |"
     assert f"{far}\n" in found["README.md"] and f"{well}\n" in found["README.md"]
     text = found["maker.md"]
     assert "## Table 1: Accuracy by data set\n\nTwo data sets.\n" in text
-    assert "1 of 3 numbers are within 1 point, 1 within 2; the best method is kept in 1 of 1 columns." in text
+    agreed = "1 of 3 numbers are within 1 point, 1 within 2; the best method is kept in 1 of 1 columns"
+    assert f"{agreed} (1 of them told apart from all others)." in text
+    assert "Every number's command: `bespoke report --table maker/t1 -o table.html`." in text
     assert "- Easy: FedAvg -52.5, Ours +13.7. No reason is known yet." in text
     assert "[easy](../../experiments/maker/easy.toml)" in text and "[results](../../results/maker/t1)" in text
     assert "- Hard: `data.alpha=0.1`, `data.replay` = 42 + seed\n- Ours: `algorithm.folds=3`" in text
@@ -121,7 +124,9 @@ def test_a_training_side_by_side_with_others_counts_for_its_share(root, table):
 def test_how_long_devices_were_held_is_told(root, table):
     assert "what was lost" not in pages(root, table)["README.md"]
     (root / "held.toml").write_text('["A GPU"]\n2026-01-02T03 = 1200\n2026-01-03T04 = 34\n')
-    assert "and what was lost, it took one A GPU for about 1,234 s.\n" in pages(root, table)["README.md"]
+    assert "and what was lost, it took one A GPU for at most 1,234 s.\n" in pages(root, table)["README.md"]
+    (root / "held.toml").write_text("")
+    assert "what was lost" not in pages(root, table)["README.md"]
     (root / "held.toml").write_text('["A GPU"]\n2026-01-02T03 = "long"\n')
     with pytest.raises(UserError, match=r"held.toml: \['A GPU'\] must hold whole numbers of seconds"):
         pages(root, table)
@@ -144,14 +149,48 @@ def test_the_state_of_all_tables(root, table):
 
 
 def test_the_papers_own_method_is_counted_apart(tmp_path):
-    """A row with settings of its own is a variant, and a duration says nothing of it."""
+    """A row with settings of its own is a variant; stand-ins and failures are counted elsewhere."""
     text = paper_tables.TABLE.replace('set = ["algorithm.folds=3"]\n', "")
     table, root = paper_tables.make(tmp_path, text, "pfedfda/t1"), tmp_path / "results"
     paper_tables.put(root, table, "easy/ours", 0, 77.0)
     paper_tables.put(root, table, "hard/ours", 0, 70.0)
     paper_tables.put(root, table, "easy/ditto", 0, 10.0)
+    paper_tables.put(root, table, "other/ours", 0, 10.0)
     counts = site.gather(root, [table]).pages[0].counts
     assert (counts.own, counts.own_near, counts.marked) == (2, 1, 2)
+
+
+def test_another_reading_of_printed_numbers_is_shown_and_not_counted(tmp_path):
+    text = paper_tables.TABLE.replace('id = "hard"\n', 'id = "hard"\nreading_of = "easy"\n')
+    table, root = paper_tables.make(tmp_path, text), tmp_path / "results"
+    for cell in ("easy", "hard"):
+        for row, value in {"fedavg": 49.0, "ditto": 59.0, "ours": 61.0}.items():
+            paper_tables.put(root, table, f"{cell}/{row}", 0, value)
+    counts = site.gather(root, [table]).pages[0].counts
+    assert (counts.cells, counts.run, counts.points, counts.columns) == (9, 3, 3, 1)
+    assert "60.0 → 59.0" in pages(root, table)["maker.md"]
+    with pytest.raises(UserError, match=r"reading_of: 'eazy' is none of easy, .* \(did you mean 'easy'\?\)"):
+        paper_tables.make(tmp_path, text.replace('reading_of = "easy"', 'reading_of = "eazy"'))
+
+
+def test_a_reason_may_leave_the_cause_open(root, table):
+    keep(root, "maker/t1/easy/ours")
+    with (root / "reasons.toml").open("a", encoding="utf-8") as file:
+        file.write("open = true\n")
+    counts = site.gather(root, [table]).pages[0].counts
+    assert (counts.marked, counts.explained, counts.looked_into) == (2, 0, 1)
+    (root / "reasons.toml").write_text((root / "reasons.toml").read_text().replace("= true", "= 1"))
+    with pytest.raises(UserError, match="open must be true or false, not 1"):
+        site.gather(root, [table])
+
+
+def test_how_many_repeated_cells_stand_is_told(root, table):
+    cells = [{"cell": f"maker/t1/easy/{row}", "seed": 0, "again": {"value": 74.0}} for row in ("ditto", "ours")]
+    (root / "repeated.json").write_text(json.dumps({"cells": cells}))
+    assert (
+        "Of 2 cells drawn at random and run again by their commands, 1 came out as they"
+        in pages(root, table)["README.md"]
+    )
 
 
 def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
@@ -162,15 +201,17 @@ def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
     keep(root, "maker/t1/hard")
     found = pages(root, table)
     assert "- Hard: Ditto → Ours, ahead by 2.0. It is so. (results/proof.json)\n" in found["maker.md"]
-    assert "| 1 of 2 | 0 | 1 | 0 |\n" in found["README.md"] and "Reasons kept" not in found["maker.md"]
+    assert "| 1 of 2 | 1 | 0 | 1 | 0 |\n" in found["README.md"] and "Reasons kept" not in found["maker.md"]
     for seed in (1, 2):
         paper_tables.put(root, table, "hard/ditto", seed, 59.0 + 3 * seed)
         paper_tables.put(root, table, "hard/ours", seed, 58.0 + 4 * seed)  # ahead by 2, 0 and 1 points
     found = pages(root, table)
     assert "Ditto → Ours (not told apart)" in found["maker.md"] and "### Other best" not in found["maker.md"]
     assert "- maker/t1/hard: It is so. (results/proof.json)" in found["maker.md"]
-    assert "the best method is kept in 1 of 2 columns, and not told apart from ours in 1." in found["maker.md"]
-    assert "| 1 of 2 | 1 | 0 | 0 |\n" in found["README.md"]
+    assert (
+        "1 of 2 columns (1 of them told apart from all others), and not told apart from ours in 1." in found["maker.md"]
+    )
+    assert "| 1 of 2 | 1 | 1 | 0 | 0 |\n" in found["README.md"]
 
 
 # --- reasons --------------------------------------------------------------------------------------------------------
@@ -202,7 +243,11 @@ def test_a_reason_outlives_its_mark(root, table):
 @pytest.mark.parametrize(
     ("id", "evidence", "sentence"),
     [
-        ("maker/t1/easy/our", "results/proof.json", r"no table has this cell \(did you mean 'maker/t1/easy/ours'\?\)"),
+        (
+            "maker/t1/easy/our",
+            "results/proof.json",
+            r"no table has this number or column \(did you mean 'maker/t1/easy/ours'\?\)",
+        ),
         ("maker/t1/easy/ours", "results/prof.json", "its evidence 'results/prof.json' is no file here"),
         ("maker/t1/easy/ours", "../proof.json", "its evidence '../proof.json' is no file here"),
         ("maker/t1/easy/ours", "tests/test_a.py::test_b", "its evidence 'tests/test_a.py::test_b' is no test"),

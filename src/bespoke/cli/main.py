@@ -18,7 +18,7 @@ from bespoke._version import __version__
 from bespoke.cli import data, doctor, evaluate, federation, listing, new, personal, tables, tune
 from bespoke.cli.live import FOLLOWING, Live, Watch, show_beside, watch, with_ports
 from bespoke.cli.stopping import stopping
-from bespoke.errors import UserError, reason, visible
+from bespoke.errors import UserError, is_out_of_device_memory, reason, visible
 from bespoke.machine import MOST_PROCESSES
 
 app = typer.Typer(
@@ -102,12 +102,9 @@ def _as_setting(option: str) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out; torch's own errors are known by their name and words, without importing it."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
-    )
+    """Return whether memory ran out, of the host or of a device."""
+    of_host = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+    return of_host or is_out_of_device_memory(error)
 
 
 def _several() -> bool:

@@ -152,7 +152,8 @@ def _print_end(state: Any, seconds: float, as_json: bool, tiny: bool) -> None:
     if as_json:
         failed = [{"cells": [entry.id for entry in job.entries], "error": why} for job, why in state.failed]
         told = {"cells": state.total, "done": state.done, "before": state.before, "adopted": state.adopted}
-        told |= {"failed": failed, "elsewhere": elsewhere, "left": state.left, "cut": state.cut, "seconds": seconds}
+        told |= {"failed": failed, "elsewhere": elsewhere, "left": state.left, "cut": state.cut}
+        told |= {"crowded": state.crowded, "seconds": seconds}
         print(json.dumps(told))
         return
     for job, why in state.failed:
@@ -164,6 +165,8 @@ def _print_end(state: Any, seconds: float, as_json: bool, tiny: bool) -> None:
     if state.left:
         why = "interrupted" if state.interrupted else "out of time"
         parts.append(f"{state.left} left ({why}: {'nothing is kept' if tiny else 'run the same command again'})")
+    if state.crowded:
+        parts.append(f"memory ran out for {state.crowded} of them beside others, and they went on alone")
     if state.cut and not tiny:
         parts.append(f"{state.cut} trainings were ended within a round and go on from their last checkpoint, if any")
     print("; ".join([*parts, f"{seconds:.0f} s"]))

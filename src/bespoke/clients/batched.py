@@ -16,8 +16,10 @@ from bespoke.core.local import collected
 from bespoke.core.tree import Tree
 from bespoke.engine.graphs import Recorded
 from bespoke.engine.lanes import Called, Eager, Lanes, Runner, blocks
-from bespoke.errors import reason
+from bespoke.errors import is_out_of_device_memory, reason
 from bespoke.gpu.step import has_triton
+
+SCARCE = "memory ran out"  # begins the note on blocks that were halved
 
 
 class BatchedClients(Simulated):
@@ -89,13 +91,13 @@ class BatchedClients(Simulated):
         while True:
             try:
                 return self._map_blocks(call)
-            except torch.OutOfMemoryError:
+            except Exception as error:
                 fewer = min(self.chunk, len(call.clients)) // 2
-                if not (fewer and self.halve):
+                if not (fewer and self.halve and is_out_of_device_memory(error)):
                     raise
                 self.chunk = fewer
                 self.runner.forget(fewer)
-                self.notes.append(f"memory ran out: at most {fewer} clients run at once")
+                self.notes.append(f"{SCARCE}: at most {fewer} clients run at once")
 
     def _blocks(self, clients: Sequence[int]) -> list[list[int]]:
         return blocks([self.pool.train.sizes[c] for c in clients], self.chunk, self.similar)
@@ -118,9 +120,9 @@ class BatchedClients(Simulated):
         """Run a block at once, or one client after another, with a note, if the work cannot be mapped."""
         try:
             done = self._block(call)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_device_memory(error):
+                raise
             done = self._one_by_one(call)  # if this fails too, its error is plain and names the client
             self._unmapped |= {call.name} - {""}
             note = f"clients ran one after another, because mapping them failed: {reason(error)}"

@@ -239,7 +239,7 @@ def _federation(run: Run, experiment: Experiment) -> tuple[Federation, Built, li
     trained = run.federation.clients
     if not isinstance(trained, Simulated):
         raise UserError("one process evaluates a run: start without torchrun")
-    federation = assemble(experiment, parts, trained.name, trained.store.kind)
+    federation = assemble(experiment, parts, trained.name, trained.store.kind, halve=trained.halve)
     clients = federation.clients
     assert isinstance(clients, Simulated)  # in one process
     first = clients.work.first(clients.params, torch.tensor(0, device=task.device))

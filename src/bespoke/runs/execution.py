@@ -15,11 +15,23 @@ import torch
 
 from bespoke import __version__
 from bespoke.clients import Clients, processes
+from bespoke.clients.batched import SCARCE
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
 from bespoke.errors import UserError
 from bespoke.files import write_atomic
-from bespoke.records import CLIENTS, FEDERATION, RESUME, RESUME_OPTION, ROUNDS, SUMMARY, TIMING, RunFolder
+from bespoke.records import (
+    CLIENTS,
+    FEDERATION,
+    RESUME,
+    RESUME_OPTION,
+    ROUNDS,
+    SUMMARY,
+    TIMING,
+    RunFolder,
+    is_list_of,
+    is_text,
+)
 from bespoke.report.summary import often_refused, trouble
 from bespoke.runs import beginnings, identity
 from bespoke.runs.checkpoint import Checkpoint, load_newest, save
@@ -38,7 +50,7 @@ class Options(TypedDict, total=False):
     precision: str  # of matmuls on CUDA: fp32, tf32, or bf16, which the shipped models support and auto chooses
     processes: int | str  # that share the work on a machine's cores; auto: as many as cores, where that pays
     states: str  # where idle clients' states are kept: on the device, the host, or disk, if memory is too small
-    halve: bool  # blocks of clients when memory runs out, which changes how sums are rounded; False: that is an error
+    halve: bool  # blocks of clients when memory runs out, which changes rounding; False: that is an error
     resume: bool  # continue from the newest intact checkpoint in the folder
     callbacks: Sequence[Callable[[Event], None]]  # called after every round
     checkpoint_every: int | None  # rounds; None: 10, or more where that would take more than a tenth of the time
@@ -70,6 +82,9 @@ def execute(
         def checkpoint(round: int, server: Tree) -> None:
             files = store.flush()
             if processes.first():
+                if (now := notes + federation.clients.notes) != noted["notes"]:  # a resume must not lose them
+                    noted["notes"] = now
+                    folder.write_json("environment.json", noted)
                 lengths = folder.offsets()
                 kept = Checkpoint(round, server, files, lengths, folder.sums(lengths), federation.bound.recent)
                 save(folder.path / CHECKPOINTS, kept, start.label)
@@ -85,10 +100,20 @@ def execute(
             stop=lambda: processes.any_of(chosen["stop"]() or processes.orphaned()),
             callbacks=chosen["callbacks"] if processes.first() else (),
         )
-        done = Run(experiment, folder, federation, server, pool, notes + federation.clients.notes + pace.notes())
+        notes = list(dict.fromkeys(notes + federation.clients.notes + pace.notes()))
+        done = Run(experiment, folder, federation, server, pool, notes)
         done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
         conclude(done, environment, exports=out is not None)
     return done
+
+
+def _noted(folder: RunFolder) -> list[str]:
+    """Return the notes of a run so far; none where they cannot be read."""
+    try:
+        notes = folder.read_json("environment.json").get("notes", [])
+    except (UserError, AttributeError):
+        return []
+    return notes if is_list_of(is_text)(notes) else []
 
 
 def _agreed(experiment: Experiment, federation: Federation, pool: FederatedData) -> dict[str, Any]:
@@ -206,6 +231,9 @@ def _opened(experiment: Experiment, federation: Federation, told: dict[str, Any]
         _check_rounds(stored, experiment, folder, found.round if found else 0)
         if found is not None:
             server, federation.bound.recent = found.server, dict(found.recent)
+            notes += [
+                note for note in _noted(folder) if note.startswith(SCARCE)
+            ]  # it still tells how sums were rounded
     federation.clients.store.open(folder.path / CHECKPOINTS, found.states if found else (), owner=label)
     processes.wait()  # nothing is written before every process has read the folder
     if processes.first():
@@ -371,13 +399,13 @@ def _device_seconds(clients: Clients) -> dict[str, Any]:
 
 
 def _git_hash() -> str | None:
-    """Return the commit of the running source tree, if it is a checkout; else what ``BESPOKE_COMMIT`` says."""
-    root = Path(__file__).parents[3]
-    if not (root / ".git").exists():
-        return os.environ.get("BESPOKE_COMMIT")
+    """Return what ``BESPOKE_COMMIT`` says, else the commit of a checkout, with "-dirty" if its files were changed."""
+    root, named = Path(__file__).parents[3], os.environ.get("BESPOKE_COMMIT")
+    if named or not (root / ".git").exists():
+        return named
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             capture_output=True,
             text=True,
             timeout=10,

@@ -148,7 +148,6 @@ class Federation:
         begin = time.perf_counter()
         with self._named(number):
             shared, own = self.down(server, cohort)
-        known = {*self.clients.notes}
         trained = self.clients.train(number, cohort, shared, own)
         middle = time.perf_counter()
         answered = trained.uploads.clients.tolist()
@@ -157,9 +156,7 @@ class Federation:
         accepted = [client for client in answered if client not in trained.refused]
         self.clients.accept(accepted, refused)
         self.bound.accept([client not in trained.refused for client in answered], sizes)
-        # In the round's own line they outlive a run that is stopped and resumed.
-        noted = [note for note in self.clients.notes if note not in known]
-        note = "; ".join(noted if accepted else [*noted, "no upload was accepted: the server's state is unchanged"])
+        note = "" if accepted else "no upload was accepted: the server's state is unchanged"
         seconds = {"train": middle - begin, "aggregate": time.perf_counter() - middle}
         return Round(number, cohort, shared, own, trained, server, note, seconds)
 

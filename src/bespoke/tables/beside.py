@@ -94,13 +94,14 @@ class Number:
 class Column:
     """A cell of a table with all its rows."""
 
+    table: str
     cell: Cell
     numbers: tuple[Number, ...]
 
     @property
     def id(self) -> str:
         """Its name among all tables: "TABLE/CELL"."""
-        return f"{self.numbers[0].entry.table}/{self.cell.id}"
+        return f"{self.table}/{self.cell.id}"
 
     @cached_property
     def counted(self) -> tuple[Number, ...]:
@@ -151,29 +152,49 @@ class Column:
         """Whether a best row of the paper's is a best of ours; None where that is open."""
         return None if self.winners is None else bool({*self.winners[0]} & {*self.winners[1]})
 
-    @property
+    @cached_property
     def behind(self) -> SeedStatistics | None:
         """By how much our best row is ahead of the paper's, on the seeds that both have; None where that is kept."""
-        return seed_statistics(self._gaps) if self._gaps else None
-
-    @cached_property
-    def _gaps(self) -> list[float]:
         if self.winner_kept is not False:
-            return []
-        first, second = (
-            next(number for number in self.counted if self.ranks[number.entry.row.id][i] == 1) for i in (0, 1)
-        )
+            return None
+        theirs, ours = self._best(0), self._best(1)
+        leads = self._leads(ours, theirs)
+        return seed_statistics(leads) if leads else None
+
+    def _best(self, which: int) -> Number:
+        """Return a best row of the paper's (0) or of ours (1)."""
+        return next(number for number in self.counted if self.ranks[number.entry.row.id][which] == 1)
+
+    def _leads(self, first: Number, second: Number) -> list[float]:
+        """Return by how much one row is better than another, on the seeds that both have."""
         sign = 1.0 if self._higher else -1.0
-        return [sign * (second.ours[seed] - value) for seed, value in first.ours.items() if seed in second.ours]
+        return [sign * (value - second.ours[seed]) for seed, value in first.ours.items() if seed in second.ours]
 
     @property
-    def tied(self) -> bool:
-        """Whether our best row is ahead of the paper's on the seeds that both have by no more than chance explains."""
-        ahead = self.behind
-        if ahead is None or ahead.mean is None:
+    def certain(self) -> bool:
+        """Whether the paper's best row is ours too, and told apart from every other row."""
+        if not self.winner_kept or self.winners is None:
             return False
-        spread = ahead.std if len(self._gaps) >= REPETITIONS else 0.0
-        return ahead.mean <= 2 * (spread or 0.0) + _ROUNDING
+        rivals = [number for number in self.counted if number.entry.row.name not in self.winners[1]]
+        return all(self._apart(self._best(1), rival) for rival in rivals)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another row is our best, and told apart from the paper's."""
+        return self.winner_kept is False and self._apart(self._best(1), self._best(0))
+
+    def _apart(self, first: Number, second: Number) -> bool:
+        """Return whether one row leads another by more than chance explains; without a common seed that is open.
+
+        That is two standard deviations over three or more seeds; with fewer, as for marks, 1.5 points.
+        """
+        leads = self._leads(first, second)
+        if not leads:
+            return False
+        mean, std, _ = seed_statistics(leads)
+        few = POINTS if first.percent else POINTS / 100 * abs(second.mean or 0.0)
+        limit = 2 * (std or 0.0) if len(leads) >= REPETITIONS else few
+        return mean is not None and mean > limit + _ROUNDING
 
     def _values(self) -> tuple[list[float], list[float]]:
         pairs = [(number.published, number.mean) for number in self.counted]
@@ -224,7 +245,7 @@ class Reader:
         """Return a table with ours beside the paper's."""
         self._tables[table.name] = table
         entries = {cell.id: [entry for entry in table.entries if entry.cell is cell] for cell in table.cells}
-        columns = [Column(cell, tuple(map(self._number, entries[cell.id]))) for cell in table.cells]
+        columns = [Column(table.name, cell, tuple(map(self._number, entries[cell.id]))) for cell in table.cells]
         return Beside(table, tuple(columns))
 
     def _number(self, entry: Entry) -> Number:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDTH = 120  # of plain text
-MARK, CHANGED = "*", "†"
+MARK, CHANGED, NOT_APART = "*", "†", "(not told apart)"
 FEET = ("Kendall's tau", "best method", "ahead by", "within 1, 2 points")  # rows about whole columns
 
 
@@ -36,13 +36,15 @@ class Counts:
     within_2: int = 0
     marked: int = 0
     explained: int = 0  # of the marked ones: with a reason
+    looked_into: int = 0  # of the marked ones: something is told, but the cause is open
     own: int = 0  # of the paper's own method, begun
     own_near: int = 0  # of these: not marked
     failed: int = 0  # numbers for which a run failed
     columns: int = 0  # in which the paper's best method was run
     winners_kept: int = 0
-    winners_tied: int = 0  # another one is best, but within two standard deviations
-    winners_explained: int = 0  # another one is best, by more than that, with a reason
+    winners_certain: int = 0  # of these: told apart from all others
+    winners_tied: int = 0  # another one is best, but not told apart from the paper's
+    winners_explained: int = 0  # another one is best, and told apart, with a reason
 
     def __add__(self, other: Counts) -> Counts:
         """Return the sum."""
@@ -64,12 +66,14 @@ class Page:
     @cached_property
     def counts(self) -> Counts:
         """How far the table is, and how well it agrees."""
-        printed = [number for number in self.beside.numbers if number.published is not None]
+        columns = [column for column in self.beside.columns if not column.cell.reading_of]
+        printed = [number for column in columns for number in column.numbers if number.published is not None]
         held = [number for number in printed if number.counted]
-        points = [number for number in held if number.percent]
+        points = [number for number in held if number.percent and number.higher]  # no spreads
         marked = [number for number in held if number.marked]
-        own = [number for number in printed if self._own(number) and (number in points or number.failed)]
-        decided = [column for column in self.beside.columns if column.winner_kept is not None]
+        own = [number for number in points if self._own(number)]
+        decided = [column for column in columns if column.winner_kept is not None]
+        known = [self.reasons[number.id] for number in marked if number.id in self.reasons]
         return Counts(
             cells=len(printed),
             missing=sum(bool(number.entry.cell.missing) for number in printed),
@@ -80,25 +84,22 @@ class Page:
             within_1=sum(number.within(1.0) for number in points),
             within_2=sum(number.within(2.0) for number in points),
             marked=len(marked),
-            explained=sum(number.id in self.reasons for number in marked),
+            explained=sum(not reason.open for reason in known),
+            looked_into=sum(reason.open for reason in known),
             own=len(own),
-            own_near=sum(number in points and not number.marked for number in own),
+            own_near=sum(not number.marked for number in own),
             failed=sum(bool(number.failed) for number in self.beside.numbers),
             columns=len(decided),
             winners_kept=sum(bool(column.winner_kept) for column in decided),
-            winners_tied=sum(column.tied for column in decided),
-            winners_explained=sum(column.id in self.reasons for column in self._lost),
+            winners_certain=sum(column.certain for column in decided),
+            winners_tied=sum(column.winner_kept is False and not column.lost for column in decided),
+            winners_explained=sum(column.lost and column.id in self.reasons for column in decided),
         )
 
     def _own(self, number: Number) -> bool:
         """Return whether a number is of the method whose paper it is; a row with settings of its own is a variant."""
         entry = number.entry
         return entry.algorithm == self.beside.table.name.partition("/")[0] and not entry.row.set
-
-    @property
-    def _lost(self) -> list[Column]:
-        """The columns in which another method than the paper's is best, by more than chance explains."""
-        return [column for column in self.beside.columns if column.winner_kept is False and not column.tied]
 
     # --- the grid ---------------------------------------------------------------------------------------------------
 
@@ -171,16 +172,11 @@ class Page:
         """Return what is said of a whole column: tau, the best method and by how much, how many are near."""
         if len(column.counted) < 2:
             return [""] * len(FEET)
-        tau, winners = column.tau, column.winners
-        best = ""
-        if winners is not None:
-            names = [" and ".join(labels) for labels in winners]
-            best = f"kept: {names[0]}" if column.winner_kept else f"{names[0]} → {names[1]}"
-            best += " (not told apart)" if column.tied else ""
+        tau = column.tau
         near = [number for number in column.counted if number.percent]
         counted = [sum(number.within(limit) for number in near) for limit in (1.0, 2.0)]
         told = f"{counted[0]}, {counted[1]} of {len(near)}" if near else ""
-        return ["" if tau is None else f"{tau:.2f}", best, self._behind(column), told]
+        return ["" if tau is None else f"{tau:.2f}", _best(column), self._behind(column), told]
 
     def _behind(self, column: Column) -> str:
         """Return by how much another method is ahead of the paper's best one."""
@@ -255,10 +251,11 @@ class Page:
                 f"{POINTS} % of it) and two standard deviations: over our seeds, or with fewer than {REPETITIONS} of "
                 "them over the paper's repetitions where it tells."
             )
-        if any(column.tied for column in columns):
+        if any(NOT_APART in _best(column) for column in columns):
             said.append(
-                "Not told apart: on the seeds that both have, another method is ahead of the paper's best one by at "
-                f"most two standard deviations, or with fewer than {REPETITIONS} such seeds not at all."
+                "Not told apart: the best method leads the paper's best one, or where that is kept some other, by at "
+                "most two standard deviations over the seeds that both have, or with fewer than "
+                f"{REPETITIONS} of them by at most {POINTS} points (of numbers that are no percentages {POINTS} %)."
             )
         if any(number.timed and number.ours for number in numbers):
             said.append("Durations depend on the machine and are not held against the paper's.")
@@ -293,8 +290,8 @@ class Page:
     def losses(self) -> list[str]:
         """Every column in which another method is best: those with one reason together, those without one last."""
         told: dict[Reason | None, list[str]] = {}
-        for column in self._lost:
-            ahead = f"{self._foot(column)[1]}, ahead by {self._behind(column) or 'an unknown amount'}"
+        for column in filter(lambda column: column.lost, self.beside.columns):
+            ahead = f"{_best(column)}, ahead by {self._behind(column) or 'an unknown amount'}"
             told.setdefault(self.reasons.get(column.id), []).append(f"{column.cell.name}: {ahead}")
         return [
             f"{'; '.join(told[reason])}. {explained(reason)}" for reason in sorted(told, key=lambda each: each is None)
@@ -371,13 +368,14 @@ class Page:
         return {
             **{"id": cell.id, "label": cell.label, "kind": cell.kind},
             **{"missing": cell.missing or None, "stand_in": column.stand_in or None},
-            **{"tau": column.tau, "winners": column.winners, "winner_kept": column.winner_kept, "tied": column.tied},
+            **{"tau": column.tau, "winners": column.winners, "winner_kept": column.winner_kept},
+            **{"certain": column.certain, "lost": column.lost, "reason": self._reason_as_dict(column.id)},
             "behind": column.behind and column.behind._asdict(),
             "rows": [self._number_as_dict(column, number) for number in column.numbers],
         }
 
     def _number_as_dict(self, column: Column, number: Number) -> dict[str, Any]:
-        rank, reason = column.ranks.get(number.entry.row.id), self.reasons.get(number.id)
+        rank = column.ranks.get(number.entry.row.id)
         return {
             **{"id": number.entry.row.id, "label": number.entry.row.label, "metric": number.metric},
             **{"published": number.published, "deviation": number.entry.deviation},
@@ -385,8 +383,21 @@ class Page:
             **{"difference": number.difference, "allowed": number.allowed, "marked": number.marked},
             "rank": None if rank is None else {"published": rank[0], "ours": rank[1]},
             **{"failed": list(number.failed), "source_changed": number.changed, "earlier_results": number.tries},
-            "reason": None if reason is None else asdict(reason),
+            "reason": self._reason_as_dict(number.id),
         }
+
+    def _reason_as_dict(self, id: str) -> dict[str, Any] | None:
+        return asdict(self.reasons[id]) if id in self.reasons else None
+
+
+def _best(column: Column) -> str:
+    """Return the paper's best method and ours, and whether seeds tell; "" where that is open."""
+    if column.winners is None:
+        return ""
+    theirs, ours = (" and ".join(labels) for labels in column.winners)
+    if column.winner_kept:
+        return f"kept: {theirs}" if column.certain else f"kept: {theirs} {NOT_APART}"
+    return f"{theirs} → {ours}" if column.lost else f"{theirs} → {ours} {NOT_APART}"
 
 
 def explained(reason: Reason | None) -> str:

@@ -19,7 +19,10 @@ class Reason:
     """The reason for one number, or for a column's other best method, and the files or tests that support it."""
 
     reason: str
-    evidence: tuple[str, ...]  # "results/readings/pfedme.json", "tests/algorithms/test_pfedme.py::test_steps"
+    evidence: tuple[
+        str, ...
+    ]  # files or tests: "results/readings/pfedme.json", "tests/algorithms/test_pfedme.py::test_steps"
+    open: bool = False  # whether it tells what was looked into, and leaves the cause open
 
 
 def read(root: Path) -> dict[str, Reason]:
@@ -37,21 +40,23 @@ def read(root: Path) -> dict[str, Reason]:
         also = values.get("also", [])
         for id in (first, *also) if isinstance(also, list) else (first, also):
             if not isinstance(id, str) or id in found:
-                raise UserError(f"{where}: {shown(id)} is no name of a number, or has a reason already")
+                raise UserError(f"{where}: {shown(id)} is no name of a number or column, or has a reason already")
             found[id] = reason
     return found
 
 
 def _reason(values: object, where: str) -> Reason:
-    if not isinstance(values, dict) or values.keys() - {"also"} != {"reason", "evidence"}:
+    if not isinstance(values, dict) or values.keys() - {"also", "open"} != {"reason", "evidence"}:
         raise UserError(f"{where} must have a reason and its evidence; others that it serves may stand in also")
+    if not isinstance(values.get("open", False), bool):
+        raise UserError(f"{where}: open must be true or false, not {shown(values['open'])}")
     evidence = values["evidence"] if isinstance(values["evidence"], list) else [values["evidence"]]
     for text in (values["reason"], *evidence):
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{where}: {shown(text)} is no text: write the reason and its evidence as strings")
     if not evidence:
         raise UserError(f"{where}: names no evidence: add a file of results/ or a test")
-    return Reason(" ".join(values["reason"].split()), tuple(evidence))
+    return Reason(" ".join(values["reason"].split()), tuple(evidence), values.get("open", False))
 
 
 def check(reasons: Mapping[str, Reason], known: Collection[str], root: Path) -> None:
@@ -62,7 +67,9 @@ def check(reasons: Mapping[str, Reason], known: Collection[str], root: Path) -> 
     for id, reason in reasons.items():
         where = f"{root / NAME}: [{shown(id)}]"
         if id not in known:
-            raise UserError(f"{where}: no table has this cell{closest(id, known)}; rename or move the reason")
+            raise UserError(
+                f"{where}: no table has this number or column{closest(id, known)}; rename or move the reason"
+            )
         for text in reason.evidence:
             name, _, test = text.partition("::")
             path = root.resolve().parent / name

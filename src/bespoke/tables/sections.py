@@ -72,6 +72,7 @@ def agreement(page: Page) -> str:
     said = f"{counts.within_1} of {counts.points} numbers are within 1 point, {counts.within_2} within 2"
     if counts.columns:
         said += f"; the best method is kept in {counts.winners_kept} of {counts.columns} columns"
+        said += f" ({counts.winners_certain} of them told apart from all others)" if counts.winners_kept else ""
         said += f", and not told apart from ours in {counts.winners_tied}" if counts.winners_tied else ""
     return f"{said}."
 
@@ -127,10 +128,16 @@ def _tried(table: Table, root: Path) -> Section | None:
         names = [row.name for row in table.rows if (row.algorithm or row.id) == own.method]
         if names and own.readings and own.column.partition("/")[0] == paper:
             others = f", and {own.others} more to see what decides" if own.others else ""
-            chosen = f"; chosen by it alone: {own.chosen}" if own.chosen else ""
+            closest = "; the closest to the published number there, and so used everywhere: "
+            chosen = f"{closest}{own.chosen}" if own.chosen else ""
             told = f"{names[0]}: {own.readings} tried on {own.column}{others}{chosen} ("
             items.append((told, Link(f"results/readings/{own.path.name}", own.path), ")."))
-    text: Words = ("Where a paper leaves a setting open, every way to read it was run on one column.",)
+    text: Words = (
+        "Where a paper leaves a setting open, every way to read it was run on one column. Which of them were written "
+        "down after first numbers were known, ",
+        Code("benchmarks/readings.py"),
+        " says.",
+    )
     return Section("readings", "Readings tried", (text,), items=tuple(items)) if items else None
 
 
@@ -145,6 +152,8 @@ def _settings(table: Table, root: Path) -> Section:
             places += [", " if i else f"; {what} ", Link(name, path, _anchor(path))]
     if (own := root / table.name).is_dir():
         places += ["; ", Link("results", own)]
+    if any(entry.runs for entry in table.entries) and table.kind == "table":
+        places += [". Every number's command: ", Code(f"bespoke report --table {table.name} -o table.html")]
     return Section("settings", "Settings", ((*places, "."),), items=tuple(_changes(table)))
 
 

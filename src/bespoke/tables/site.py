@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from bespoke.tables.sections import sections_of
 from bespoke.tables.spec import Table
 
 FRONT = "README.md"
+REPEATED = "repeated.json"  # among the results: what benchmarks/repeated.py found
 HELD = "held.toml"  # among the results: for how many seconds each device was held for them
 _WRITTEN = "<!-- Written by `bespoke table --write`; do not edit. -->"
 
@@ -92,7 +94,7 @@ class Site:
             counts = sum((page.counts for page in pages), Counts())
             link = f"[{for_markdown(pages[0].beside.table.paper)}]({name}.md)"
             far.append([link, *_progress(counts).values(), self._spent_told(self._trainings_of(pages))])
-            if counts.run and counts.points:
+            if counts.points or counts.marked or counts.columns:
                 well.append([link, *_agreement(counts).values()])
         far.append(["all", *_progress(self._total).values(), self._spent_told(self.trainings)])
         well.append(["all", *_agreement(self._total).values()])
@@ -109,6 +111,7 @@ class Site:
             "",
             *_FAR,
             *self._held_told(),
+            *self._repeated_told(),
             "",
             "## How well",
             "",
@@ -127,9 +130,24 @@ class Site:
         for device, times in read_settings(path, "hold times").items():
             if not isinstance(times, dict) or not all(map(is_count, times.values())):
                 raise UserError(f"{path}: [{shown(device)}] must hold whole numbers of seconds")
-            told.append(f"one {device} for about {sum(times.values()):,} s")
+            told.append(f"one {device} for at most {sum(times.values()):,} s")
+        what = "readings, questions, repeated cells, benchmarks and what was lost"
+        return [f"With {what}, it took {' and '.join(told)}."] if told else []
+
+    def _repeated_told(self) -> list[str]:
+        """Return how many of the cells that were run again by their commands have the committed number."""
+        path = self.root / REPEATED
+        if not path.exists():
+            return []
+        numbers = {number.id: number for page in self.pages for number in page.beside.numbers}
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        same = sum(
+            abs(numbers[cell["cell"]].ours.get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9
+            for cell in cells
+        )
         return [
-            f"With readings, questions, repeated cells, benchmarks and what was lost, it took {' and '.join(told)}."
+            f"Of {len(cells)} cells drawn at random and run again by their commands, {same} came out as they stand",
+            f"here ([results/{REPEATED}](../../results/{REPEATED})); [more](../tables.md#the-same-numbers-again).",
         ]
 
     def _paper(self, pages: Sequence[Page], out: Path) -> str:
@@ -142,7 +160,7 @@ class Site:
                 "",
                 "## Reasons kept",
                 "",
-                "Of numbers that are not marked any more, and of columns whose best method is kept or not told apart.",
+                "Of numbers that are not marked, and of columns whose best method is kept, open or not told apart.",
                 "",
                 *markdown.item_lines((line,) for line in kept),
             ]
@@ -168,9 +186,10 @@ class Site:
         kept: dict[reasons.Reason, list[str]] = {}
         for column in (column for page in pages for column in page.beside.columns):
             idle = [number.id for number in column.numbers if not number.marked]
-            idle += [column.id] if column.winner_kept is not False or column.tied else []
-            for id in filter(lambda id: id in self.reasons, idle):
-                kept.setdefault(self.reasons[id], []).append(id)
+            idle += [] if column.lost else [column.id]
+            for id in idle:
+                if id in self.reasons:
+                    kept.setdefault(self.reasons[id], []).append(id)
         return [f"{', '.join(ids)}: {explained(reason)}" for reason, ids in kept.items()]
 
     def check(self) -> None:
@@ -237,11 +256,15 @@ def _agreement(counts: Counts) -> dict[str, str]:
         "within 2": _of(counts.within_2, counts.points),
         "own method not marked": _of(counts.own_near, counts.own),
         "marked, with a reason": str(counts.explained),
-        "without": str(counts.marked - counts.explained),
+        "marked, cause open": str(counts.looked_into),
+        "marked, nothing known": str(counts.marked - counts.explained - counts.looked_into),
         "best method kept": _of(counts.winners_kept, counts.columns),
-        "not told apart": str(counts.winners_tied),
+        "of these told apart": str(counts.winners_certain),
+        "other, not told apart": str(counts.winners_tied),
         "other, with a reason": str(counts.winners_explained),
-        "without a reason": str(counts.columns - counts.winners_kept - counts.winners_tied - counts.winners_explained),
+        "other, nothing known": str(
+            counts.columns - counts.winners_kept - counts.winners_tied - counts.winners_explained
+        ),
     }
 
 
@@ -256,9 +279,11 @@ _FAR = [
     "side each counts for its share, so a little more passes where fewer are left at the end.",
 ]
 _WELL = [
-    "Of what was run as the paper tells: numbers in percent within 1 and 2 points of the published ones; numbers of",
-    "the paper's own method that are not marked as far away; marked numbers of any method, with a reason and without.",
-    "The best method is kept where the paper's best of a column is ours too, among the methods that were run; not told",
-    "apart where another is ahead of it by no more than chance explains: two standard deviations over three seeds or",
-    "more. Where another one is best by more than that, it has a reason or none.",
+    "Of what was run as the paper tells: accuracies within 1 and 2 points of the published ones; accuracies of the",
+    "paper's own method that are not marked as far away; marked numbers of any method, with a reason, with what was",
+    "looked into while the cause is open, and without. The best method is kept where the paper's best of a column is",
+    "ours too, among the methods that were run. Two methods are told apart by a lead of more than two standard",
+    "deviations over three or more seeds that both have, or of more than 1.5 points over fewer; the columns of one",
+    "table are often of the same trainings. Where another one is best and told apart, it has a reason or none. Where a",
+    "table has several readings of the same printed numbers, the first is counted.",
 ]

@@ -65,6 +65,7 @@ class Cell:
     set: Settings = ()
     by_seed: Mapping[str, int] = field(default_factory=dict)  # settings to which the seed is added
     rows: tuple[str, ...] = ()  # all by default
+    reading_of: str = ""  # another cell, of whose printed numbers this is another reading: shown, not counted
     evaluate: Settings = ()  # overrides for evaluating the trained run once more
     start: str = ""  # another entry of the table, "CELL/ROW", whose trained global model is [model] start
     probe: str = ""  # what else to take from the run
@@ -317,6 +318,8 @@ def _check(table: Table) -> None:
             raise UserError(f"{own}: published has {min(unlisted)}, which is not in rows: add it there")
         if cell.kind == "run" and not cell.missing and not cell.base:
             raise UserError(f"{own}: names no run file: add base = ..., or say why it is missing")
+        if cell.reading_of:
+            _check_choice(cell.reading_of, [each.id for each in table.cells], f"{own}: reading_of")
         first, _, other = cell.start.partition("/")
         if cell.start and (first not in [each.id for each in table.cells if not each.start] or other not in rows):
             raise UserError(f"{own}: start = {shown(cell.start)} is no CELL/ROW of this table that starts by itself")

@@ -45,6 +45,7 @@ class State:
     running: dict[str, tuple[Job, float]] = field(default_factory=dict)  # by key: the share that is done
     seconds_left: float | None = None  # a guess; None if nothing like it has run
     out_of_time: bool = False
+    crowded: int = 0  # trainings whose memory ran out beside others
     cut: int = 0  # trainings that were ended within a round
     interrupted: bool = False
     how: str = ""  # what runs side by side, in words
@@ -230,6 +231,7 @@ def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
     if what in (worker.FAILED, worker.UNREAD):
         state.failed.append((job, told))
     elif what == worker.CROWDED:
+        state.crowded += 1
         state.waiting.append(dataclasses.replace(job, crowded=True))  # it goes on alone, after all others
     elif what == worker.DONE:
         state.finished.append(job)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bespoke.errors import UserError, reason
+from bespoke.errors import UserError, is_out_of_device_memory, reason
 from bespoke.records import RunFolder
 from bespoke.runs.api import Built, built
 from bespoke.runs.api import carry_out as run_built
@@ -82,7 +82,7 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
                 pipe.send((UNREAD, str(error)))
                 continue
             except Exception as error:
-                crowded = place.processes > 1 and isinstance(error, torch.OutOfMemoryError)
+                crowded = place.processes > 1 and is_out_of_device_memory(error)
                 if not crowded:
                     fail(job, place.root, _sentence(error))
                 pipe.send((CROWDED if crowded else FAILED, _sentence(error)))
@@ -195,7 +195,8 @@ def _side_by_side(job: Job, place: Place, folder: Path) -> int:
     """Return how many trainings share the machine; for one that goes on the most that ever did."""
     now, before = 1 if job.alone else place.processes, 1
     with contextlib.suppress(UserError):
-        before = RunFolder(folder).read_json("environment.json").get("side_by_side", 1)
+        if RunFolder(folder).rounds():
+            before = RunFolder(folder).read_json("environment.json").get("side_by_side", 1)
     return max(now, before)
 
 
