@@ -523,7 +523,8 @@ LISTS = {
 def test_lists(what):
     found = json.loads(ok("list", what, "--json").out)
     assert set(LISTS[what]) <= set(found)
-    assert all(text and "\n" not in text for text in found.values())
+    own = {name for name in found if ":" in name}  # what other tests in this process named by its module
+    assert all(text and "\n" not in text for name, text in found.items() if name not in own)
     lines = ok("list", what).out.splitlines()
     assert [line.split()[0] for line in lines] == list(found)
     assert all(line.endswith(text) for line, text in zip(lines, found.values(), strict=True))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ import bespoke
 from bespoke.clients import processes
 from bespoke.errors import UserError
 from bespoke.files import temporary_of, write_atomic
+from bespoke.runs import execution
 from bespoke.runs.lock import LOCK, FolderLock
 from bespoke.runs.results import file_names
 
@@ -365,3 +367,15 @@ def test_a_client_that_is_mostly_refused_is_named_at_the_end():
     run = bespoke.federate(clients, torch.nn.Sequential(torch.nn.Linear(4, 2)), "0", rounds=2)
     assert any(note.startswith("2 of 2 uploads of dora were refused: ") for note in run.notes)
     assert not any("anna" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(("changes", "told"), [("", "abc"), (" M src/x.py\n", "abc-dirty")])
+def test_the_commit_of_a_changed_checkout_says_so(changes, told, monkeypatch):
+    answers = {"rev-parse": "abc\n", "status": changes}
+    asked = SimpleNamespace(run=lambda words, **how: SimpleNamespace(stdout=answers[words[3]]))
+    monkeypatch.setattr(execution, "subprocess", SimpleNamespace(SubprocessError=OSError, **vars(asked)))
+    monkeypatch.setattr(execution.Path, "exists", lambda path: True)
+    monkeypatch.delenv("BESPOKE_COMMIT", raising=False)
+    assert execution._git_hash() == told
+    monkeypatch.setenv("BESPOKE_COMMIT", "def")
+    assert execution._git_hash() == "def"

@@ -82,9 +82,7 @@ def execute(
         def checkpoint(round: int, server: Tree) -> None:
             files = store.flush()
             if processes.first():
-                if (now := notes + federation.clients.notes) != noted["notes"]:  # a resume must not lose them
-                    noted["notes"] = now
-                    folder.write_json("environment.json", noted)
+                _keep_notes(folder, noted, notes + federation.clients.notes)
                 lengths = folder.offsets()
                 kept = Checkpoint(round, server, files, lengths, folder.sums(lengths), federation.bound.recent)
                 save(folder.path / CHECKPOINTS, kept, start.label)
@@ -105,6 +103,13 @@ def execute(
         done.notes += [*often_refused(folder.rounds(), pool.names), *filter(None, [trouble(done.summary)])]
         conclude(done, environment, exports=out is not None)
     return done
+
+
+def _keep_notes(folder: RunFolder, environment: dict[str, Any], notes: list[str]) -> None:
+    """Write notes that are new into environment.json: a resume must not lose them."""
+    if notes != environment["notes"]:
+        environment["notes"] = notes
+        folder.write_json("environment.json", environment)
 
 
 def _noted(folder: RunFolder) -> list[str]:
@@ -404,13 +409,12 @@ def _git_hash() -> str | None:
     if named or not (root / ".git").exists():
         return named
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
+        commit, changes = (
+            subprocess.run(
+                ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "-s", "-uno"))
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return f"{commit}-dirty" if changes else commit
