@@ -185,12 +185,13 @@ def test_a_reason_may_leave_the_cause_open(root, table):
 
 
 def test_how_many_repeated_cells_stand_is_told(root, table):
-    cells = [{"cell": f"maker/t1/easy/{row}", "seed": 0, "again": {"value": 74.0}} for row in ("ditto", "ours")]
+    """Also how many did when they were drawn: a number that was replaced since has not repeated."""
+    told = {"seed": 0, "same_number": False, "again": {"value": 74.0}}
+    cells = [{"cell": f"maker/t1/easy/{row}", **told} for row in ("ditto", "ours")]
     (root / "repeated.json").write_text(json.dumps({"cells": cells}))
-    assert (
-        "Of 2 cells drawn at random and run again by their commands, 1 came out as they"
-        in pages(root, table)["README.md"]
-    )
+    text = pages(root, table)["README.md"]
+    assert "Of 2 cells drawn at random and run again by their commands, 0 gave the number they had,\n" in text
+    assert "and 1 the one they have now: those that differed were made anew\n" in text
 
 
 def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):

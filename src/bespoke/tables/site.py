@@ -135,7 +135,7 @@ class Site:
         return [f"With {what}, it took {' and '.join(told)}."] if told else []
 
     def _repeated_told(self) -> list[str]:
-        """Return how many of the cells that were run again by their commands have the committed number."""
+        """Return how many of the cells that were run again gave the number they had then, and the one they have now."""
         path = self.root / REPEATED
         if not path.exists():
             return []
@@ -145,9 +145,11 @@ class Site:
             abs(numbers[cell["cell"]].ours.get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9
             for cell in cells
         )
+        then = sum(cell["same_number"] for cell in cells)
         return [
-            f"Of {len(cells)} cells drawn at random and run again by their commands, {same} came out as they stand",
-            f"here ([results/{REPEATED}](../../results/{REPEATED})); [more](../tables.md#the-same-numbers-again).",
+            f"Of {len(cells)} cells drawn at random and run again by their commands, {then} gave the number they had,",
+            f"and {same} the one they have now: those that differed were made anew",
+            f"([results/{REPEATED}](../../results/{REPEATED}), [more](../tables.md#the-same-numbers-again)).",
         ]
 
     def _paper(self, pages: Sequence[Page], out: Path) -> str:
