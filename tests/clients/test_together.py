@@ -145,17 +145,25 @@ def test_where_ends_of_processes_are_not_waited_for_all_is_tidied_up():
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_signal_at_the_moment_of_a_fork_stays_with_this_process(monkeypatch):
-    fork = os.fork
+def test_a_signal_at_the_moment_of_a_fork_stays_with_this_process(monkeypatch, tmp_path):
+    """The fork is gone before the place where they meet is removed: if it still wrote there, that would fail."""
+    fork, wait, there = os.fork, os.waitpid, []
 
     def interrupted():
         pid = fork()
         os.kill(os.getpid(), signal.SIGINT)
         return pid
 
+    def waited(*given):
+        there.append(any(tmp_path.iterdir()))
+        return wait(*given)
+
     monkeypatch.setattr(os, "fork", interrupted)
+    monkeypatch.setattr(os, "waitpid", waited)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         processes.together(2, lambda: None)
+    assert there == [True] and not any(tmp_path.iterdir())
 
 
 def test_a_long_error_of_another_process_arrives_cut():

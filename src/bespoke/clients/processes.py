@@ -129,25 +129,24 @@ def together(number: int, work: Callable[[], T]) -> T:
         )
     threads, others = torch.get_num_threads(), list[_Fork]()
     alone = {name: os.environ.pop(name) for name in _PLACES if name in os.environ}  # of another launcher
-    try:
-        torch.set_num_threads(1)
-        with contextlib.ExitStack() as kept:
+    with contextlib.ExitStack() as kept:  # outside: the forks are gone before the place where they meet is removed
+        try:
+            torch.set_num_threads(1)
             _start(number, work, others, kept)
             return work()
-    except PeerLostError as lost:
-        raise _told(others) or lost from None
-    finally:
-        for other in others:
-            with contextlib.suppress(
-                ProcessLookupError, ChildProcessError
-            ):  # where ends of processes are not waited for
-                os.kill(other.pid, signal.SIGKILL)
-                os.waitpid(other.pid, 0)
-            os.close(other.said)
-        if _met():
-            dist.destroy_process_group()
-        torch.set_num_threads(threads)
-        os.environ.update(alone)
+        except PeerLostError as lost:
+            raise _told(others) or lost from None
+        finally:
+            for other in others:
+                # Where ends of processes are not waited for, there is none to wait for.
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(other.pid, signal.SIGKILL)
+                    os.waitpid(other.pid, 0)
+                os.close(other.said)
+            if _met():
+                dist.destroy_process_group()
+            torch.set_num_threads(threads)
+            os.environ.update(alone)
 
 
 def _start(number: int, work: Callable[[], Any], others: list[_Fork], kept: contextlib.ExitStack) -> None:
