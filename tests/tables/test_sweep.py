@@ -70,6 +70,16 @@ def test_methods_and_cells_are_chosen_by_name(table):
         plan.chosen([table], ["fedpr"])
 
 
+def test_a_rows_id_means_that_row_alone_and_a_methods_name_all_its_rows(table):
+    def chosen(ids, name):
+        rows = tuple(replace(table.rows[0], id=id, algorithm="fedavg") for id in ids)
+        return [entry.id for entry in plan.chosen([replace(table, rows=rows, cells=table.cells[:1])], [name])]
+
+    assert chosen(["fedavg", "slow"], "fedavg") == ["a/fedavg"]
+    assert chosen(["fedavg", "slow"], "slow") == ["a/slow"]
+    assert chosen(["fast", "slow"], "fedavg") == ["a/fast", "a/slow"]
+
+
 def test_a_name_must_be_in_one_of_several_tables(table):
     first = replace(table, name="other/t1", cells=table.cells[:1])
     found = plan.chosen([first, table], ["fedavg"], ["a", "c"])

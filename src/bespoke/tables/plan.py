@@ -59,9 +59,10 @@ def experiment_of(entry: Entry, seed: int) -> tuple[Experiment, str]:
 
 
 def chosen(tables: Sequence[Table], methods: Collection[str] = (), cells: Collection[str] = ()) -> list[Entry]:
-    """Return the entries that are run, of some rows (by id or by the method's name) and of some cells.
+    """Return the entries that are run, of some rows and of some cells.
 
-    Each name must be one of at least one table.
+    A row is named by its id, or with all others of its method by the method's name where that is no row's id. Each name
+    must be one of at least one table.
     """
     rows = [name for table in tables for row in table.rows for name in (row.id, row.algorithm or row.id)]
     columns = [cell.id for table in tables for cell in table.cells]
@@ -76,10 +77,14 @@ def chosen(tables: Sequence[Table], methods: Collection[str] = (), cells: Collec
         entry
         for table in tables
         for entry in table.entries
-        if entry.runs
-        and (not methods or {entry.row.id, entry.algorithm} & {*methods})
-        and (not cells or entry.cell.id in cells)
+        if entry.runs and (not methods or _named(entry, table, methods)) and (not cells or entry.cell.id in cells)
     ]
+
+
+def _named(entry: Entry, table: Table, methods: Collection[str]) -> bool:
+    """Return whether some rows, named one way or the other, include an entry's."""
+    of_all = {*methods} - {row.id for row in table.rows}
+    return entry.row.id in methods or entry.algorithm in of_all
 
 
 def job_of(entry: Entry, seed: int) -> Job:
