@@ -1,13 +1,14 @@
 """Whether committed results come out again: some cells drawn at random, run by their printed commands, and compared.
 
-``python benchmarks/repeated.py`` draws five cells from the results in ``results/`` that were made on this kind of
-device, of some data sets, and of methods whose source has not changed since; trainings of more than 400 seconds are
+``python benchmarks/repeated.py --seed 1`` draws five cells from the results in ``results/`` that were made on this kind
+of device, of some data sets, and of methods whose source has not changed since; trainings of more than 400 seconds are
 left out. Each is run by the command that its table's page prints, and read as the table reads it.
-``results/repeated.json`` holds both numbers, and whether all clients' sums and the whole curve are equal too.
-``--draw`` only says which cells those are; ``--only K`` runs one of them.
+``results/repeated.json`` holds every draw: both numbers of each cell, and whether all clients' sums and the whole curve
+are equal too. ``--dry`` only says which cells those are; ``--jobs 5`` runs so many side by side.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,18 +28,18 @@ import torch
 from bespoke.files import write_atomic
 from bespoke.records import RunFolder
 from bespoke.runs.results import Run
-from bespoke.tables import plan, reading, results, spec
+from bespoke.tables import mps, plan, reading, results, spec
 from bespoke.tables.beside import Number
 from bespoke.tables.results import Result
 from bespoke.tables.sections import commands
 from bespoke.tables.spec import Entry
 
 ROOT = Path(__file__).parents[1] / "results"
-CELLS, SEED, LONGEST = 5, 0, 400.0  # how many, drawn with which seed, of trainings of at most so many seconds
+CELLS, LONGEST = 5, 400.0  # how many are drawn, of trainings of at most so many seconds
 
 
-def drawn(root: Path, device: str, data: Collection[str]) -> tuple[list[tuple[Entry, Result]], int]:
-    """Return cells drawn at random, and of how many."""
+def drawn(root: Path, device: str, data: Collection[str], seed: int) -> tuple[list[tuple[Entry, Result]], int]:
+    """Return cells drawn at random by a seed, and of how many."""
     pool = []
     for result in sorted(results.everything(root), key=lambda each: str(each.path)):
         told = result.content
@@ -50,17 +52,17 @@ def drawn(root: Path, device: str, data: Collection[str]) -> tuple[list[tuple[En
             continue
         if plan.answers(result, plan.job_of(entry, result.seed), entry):
             pool.append((entry, result))
-    return random.Random(SEED).sample(pool, min(CELLS, len(pool))), len(pool)
+    return random.Random(seed).sample(pool, min(CELLS, len(pool))), len(pool)
 
 
-def again(entry: Entry, before: Result) -> dict[str, Any]:
-    """Run a cell by its printed command; return how both compare."""
+def again(entry: Entry, before: Result, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run a cell by its printed command in some environment; return how both compare."""
     lines = commands(Number(entry, {before.seed: 0.0}))[1:]
     with tempfile.TemporaryDirectory() as scratch:
         for line in lines:
             print(line, flush=True)
             words = shlex.split(line)
-            subprocess.run([sys.executable, "-m", "bespoke", *words[1:]], cwd=scratch, check=True, env=os.environ)
+            subprocess.run([sys.executable, "-m", "bespoke", *words[1:]], cwd=scratch, check=True, env=environment)
         if words[1] == "sweep":
             now = results.read(results.place(Path(scratch, "results"), entry) / f"{before.seed}.json")
         else:
@@ -120,23 +122,30 @@ def _told(entry: Entry, result: Result) -> dict[str, Any]:
 def main() -> None:
     """Run what was drawn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True, help="of the draw")
     parser.add_argument("--out", type=Path, default=ROOT / "repeated.json")
     parser.add_argument("--results", type=Path, default=ROOT)
     parser.add_argument("--device", default=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", nargs="*", default=["cifar10", "fashion_mnist", "mnist"])
-    parser.add_argument("--draw", action="store_true", help="only say what would be run")
-    parser.add_argument("--only", type=int, metavar="K", help="only the K-th of them, from 0")
+    parser.add_argument("--data", nargs="*", default=["cifar10", "cifar100"])
+    parser.add_argument("--jobs", type=int, default=1, help="how many to run side by side")
+    parser.add_argument("--dry", action="store_true", help="only say what would be run")
     args = parser.parse_args()
-    cells, of = drawn(args.results, args.device, args.data)
-    told: dict[str, Any] = {"drawn_of": of, "random_seed": SEED, "longest_seconds": LONGEST, "cells": []}
-    if args.out.exists() and not args.draw:
-        told = json.loads(args.out.read_text())
-    for number, (entry, before) in enumerate(cells):
-        if args.draw:
+    cells, of = drawn(args.results, args.device, args.data, args.seed)
+    if args.dry:
+        for _, before in cells:
             print(f"{before.path}: {before.content['seconds']:.0f} s")
-        elif args.only in (None, number):
-            told["cells"].append(again(entry, before))
-            print(json.dumps({k: v for k, v in told["cells"][-1].items() if k != "settings"}, indent=1), flush=True)
+        return
+    told = json.loads(args.out.read_text()) if args.out.exists() else {"draws": []}
+    if args.seed in [draw["random_seed"] for draw in told["draws"]]:
+        raise SystemExit(f"{args.out} has the draw of seed {args.seed} already: give another")
+    draw = {"random_seed": args.seed, "drawn_of": of, "data": args.data, "longest_seconds": LONGEST, "cells": []}
+    told["draws"].append(draw)
+    with contextlib.ExitStack() as held:
+        own = held.enter_context(mps.service()).environment if args.jobs > 1 else {}
+        workers = held.enter_context(ThreadPoolExecutor(args.jobs))
+        for done in as_completed([workers.submit(again, *cell, os.environ | own) for cell in cells]):
+            draw["cells"].append(done.result())
+            print(json.dumps({k: v for k, v in draw["cells"][-1].items() if k != "settings"}, indent=1), flush=True)
             write_atomic(args.out, json.dumps(told, indent=1) + "\n")
 
 

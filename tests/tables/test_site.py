@@ -188,10 +188,11 @@ def test_how_many_repeated_cells_stand_is_told(root, table):
     """Also how many did when they were drawn: a number that was replaced since has not repeated."""
     told = {"seed": 0, "same_number": False, "again": {"value": 74.0}}
     cells = [{"cell": f"maker/t1/easy/{row}", **told} for row in ("ditto", "ours")]
-    (root / "repeated.json").write_text(json.dumps({"cells": cells}))
+    again = {"cell": "maker/t1/easy/ditto", "seed": 0, "same_number": True, "again": {"value": 74.0}}
+    (root / "repeated.json").write_text(json.dumps({"draws": [{"cells": cells}, {"cells": [again]}]}))
     text = pages(root, table)["README.md"]
-    assert "Of 2 cells drawn at random and run again by their commands, 0 gave the number they had,\n" in text
-    assert "and 1 the one they have now: those that differed were made anew\n" in text
+    assert "- Draw 1: 0 of 2 gave the number they had, and 1 the one they have now.\n" in text
+    assert "- Draw 2: 1 of 1 gave the number they had.\n" in text
 
 
 def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):

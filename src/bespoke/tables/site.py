@@ -135,21 +135,27 @@ class Site:
         return [f"With {what}, it took {' and '.join(told)}."] if told else []
 
     def _repeated_told(self) -> list[str]:
-        """Return how many of the cells that were run again gave the number they had then, and the one they have now."""
+        """Return, draw by draw, how many of the cells run again gave the number they had then, and how many today's."""
         path = self.root / REPEATED
         if not path.exists():
             return []
         numbers = {number.id: number for page in self.pages for number in page.beside.numbers}
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        same = sum(
-            abs(numbers[cell["cell"]].ours.get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9
-            for cell in cells
-        )
-        then = sum(cell["same_number"] for cell in cells)
+        told = list[str]()
+        for draw in json.loads(path.read_text(encoding="utf-8"))["draws"]:
+            cells = draw["cells"]
+            then = sum(cell["same_number"] for cell in cells)
+            now = sum(
+                abs(numbers[cell["cell"]].ours.get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9
+                for cell in cells
+            )
+            changed = "" if now == then else f", and {now} the one they have now"
+            told.append(f"- Draw {len(told) + 1}: {then} of {len(cells)} gave the number they had{changed}.")
         return [
-            f"Of {len(cells)} cells drawn at random and run again by their commands, {then} gave the number they had,",
-            f"and {same} the one they have now: those that differed were made anew",
-            f"([results/{REPEATED}](../../results/{REPEATED}), [more](../tables.md#the-same-numbers-again)).",
+            "",
+            "Cells drawn at random and run again by their commands",
+            f"([results/{REPEATED}](../../results/{REPEATED}), [more](../tables.md#the-same-numbers-again)):",
+            "",
+            *told,
         ]
 
     def _paper(self, pages: Sequence[Page], out: Path) -> str:
