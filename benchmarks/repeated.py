@@ -138,7 +138,14 @@ def main() -> None:
     told = json.loads(args.out.read_text()) if args.out.exists() else {"draws": []}
     if args.seed in [draw["random_seed"] for draw in told["draws"]]:
         raise SystemExit(f"{args.out} has the draw of seed {args.seed} already: give another")
-    draw = {"random_seed": args.seed, "drawn_of": of, "data": args.data, "longest_seconds": LONGEST, "cells": []}
+    draw = {
+        "random_seed": args.seed,
+        "drawn_of": of,
+        "data": args.data,
+        "longest_seconds": LONGEST,
+        "drawn": [f"{entry.table}/{entry.id}/{before.seed}" for entry, before in cells],
+        "cells": [],
+    }
     told["draws"].append(draw)
     with contextlib.ExitStack() as held:
         own = held.enter_context(mps.service()).environment if args.jobs > 1 else {}

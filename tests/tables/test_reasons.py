@@ -1,11 +1,14 @@
 """Every accuracy that a reason for a far number tells is one of its evidence or of its own row.
 
-A number between 20 and 100 with one or two decimals is an accuracy, unless it has a sign or is in points.
+A number between 20 and 100 with one or two decimals is an accuracy, unless it has a sign or is in points. Of a result
+that is evidence these are its column's published numbers, its own for every seed, their mean, its curve, and the mean
+of the last ten values of that.
 """
 
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -22,6 +25,8 @@ def known(id: str, reason: reasons.Reason) -> set[float]:
     for file in reason.evidence:
         if file.endswith(".json"):
             told = json.loads((ROOT.parent / file).read_text(encoding="utf-8"))
+            if "curve" in told:
+                found |= of_result(told)
             found |= {*told.get("published", {}).values(), *(attempt["pooled"] for attempt in told.get("tries", ()))}
     paper, table, cell, *row = id.split("/")
     for entry in spec.find(f"{paper}/{table}").entries:
@@ -30,6 +35,16 @@ def known(id: str, reason: reasons.Reason) -> set[float]:
             if entry.runs:
                 found |= {100 * result.value(entry) for result in results.of(ROOT, entry).values() if result.done}
     return found
+
+
+def of_result(told: dict) -> set[float]:
+    """The accuracies that a result supports, in percent."""
+    entries = spec.find(told["table"]).entries
+    (entry,) = (each for each in entries if each.id == told["cell"])
+    published = {each.published for each in entries if each.cell == entry.cell} - {None}
+    values = [100 * result.value(entry) for result in results.of(ROOT, entry).values() if result.done]
+    curve = [100 * value for value in told["curve"][entry.statistic]]
+    return {*published, *values, fmean(values), *curve, fmean(curve[-10:])}
 
 
 def unsupported(text: str, values: set[float]) -> list[str]:

@@ -17,7 +17,9 @@ PAPERS = {
     "pfedvmp": "t1 t2 t3 t4 t5 t6 t7 f2 f3 f4",
 }
 NAMES = [f"{paper}/{name}" for paper, names in PAPERS.items() for name in names.split()]
-ASKED = "fedlda_fall fedlda_level pfedfda_pairs pfedvmp_baselines pfedvmp_level self_fl_rounds self_fl_steps"
+ASKED = """
+fedlda_fall fedlda_level pfedfda_cifar100 pfedfda_pairs pfedvmp_baselines pfedvmp_level self_fl_rounds self_fl_steps
+"""
 QUESTIONS = [f"questions/{name}" for name in ASKED.split()]
 DRAWN = {"pfedfda/f3", "pfedvmp/f4"}  # from partitions, without a run
 PROBED = {"gaussianity", "norms", "embeddings", "features", "hierarchy"}

@@ -78,7 +78,7 @@ def test_a_page_for_each_paper_and_a_front_page(root, table):
     found = pages(root, table)
     assert {*found} == {"README.md", "maker.md"}
     far = "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 0 | about 230 s on one NVIDIA H200 |"
-    well = "| [Maker](maker.md) | 1 of 3 | 1 of 3 | - | 0 | 0 | 2 | 1 of 1 | 1 | 0 | 0 | 0 |"
+    well = "| [Maker](maker.md) | 1 of 3 | 1 of 3 | - | 0 | 0 | 2 | 1 of 1 | 1 | 0 | 0 | 0 | 0 |"
     assert f"{far}\n" in found["README.md"] and f"{well}\n" in found["README.md"]
     text = found["maker.md"]
     assert "## Table 1: Accuracy by data set\n\nTwo data sets.\n" in text
@@ -189,10 +189,11 @@ def test_how_many_repeated_cells_stand_is_told(root, table):
     told = {"seed": 0, "same_number": False, "again": {"value": 74.0}}
     cells = [{"cell": f"maker/t1/easy/{row}", **told} for row in ("ditto", "ours")]
     again = {"cell": "maker/t1/easy/ditto", "seed": 0, "same_number": True, "again": {"value": 74.0}}
-    (root / "repeated.json").write_text(json.dumps({"draws": [{"cells": cells}, {"cells": [again]}]}))
+    draws = [{"drawn": ["ditto", "ours"], "cells": cells}, {"drawn": ["ditto", "another"], "cells": [again]}]
+    (root / "repeated.json").write_text(json.dumps({"draws": draws}))
     text = pages(root, table)["README.md"]
-    assert "- Draw 1: 0 of 2 gave the number they had, and 1 the one they have now.\n" in text
-    assert "- Draw 2: 1 of 1 gave the number they had.\n" in text
+    assert "- Draw 1: 0 of 2 gave the number they had, 1 the one they have now.\n" in text
+    assert "- Draw 2: 1 of 2 gave the number they had, 1 came to no end.\n" in text
 
 
 def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
@@ -203,7 +204,10 @@ def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
     keep(root, "maker/t1/hard")
     found = pages(root, table)
     assert "- Hard: Ditto → Ours, ahead by 2.0. It is so. (results/proof.json)\n" in found["maker.md"]
-    assert "| 1 of 2 | 1 | 0 | 1 | 0 |\n" in found["README.md"] and "Reasons kept" not in found["maker.md"]
+    assert "| 1 of 2 | 1 | 0 | 1 | 0 | 0 |\n" in found["README.md"] and "Reasons kept" not in found["maker.md"]
+    with (root / "reasons.toml").open("a", encoding="utf-8") as file:
+        file.write("open = true\n")
+    assert "| 1 of 2 | 1 | 0 | 0 | 1 | 0 |\n" in pages(root, table)["README.md"]
     for seed in (1, 2):
         paper_tables.put(root, table, "hard/ditto", seed, 59.0 + 3 * seed)
         paper_tables.put(root, table, "hard/ours", seed, 58.0 + 4 * seed)  # ahead by 2, 0 and 1 points
@@ -213,7 +217,7 @@ def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
     assert (
         "1 of 2 columns (1 of them told apart from all others), and not told apart from ours in 1." in found["maker.md"]
     )
-    assert "| 1 of 2 | 1 | 1 | 0 | 0 |\n" in found["README.md"]
+    assert "| 1 of 2 | 1 | 1 | 0 | 0 | 0 |\n" in found["README.md"]
 
 
 # --- reasons --------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Counts:
     winners_certain: int = 0  # of these: told apart from all others
     winners_tied: int = 0  # another one is best, but not told apart from the paper's
     winners_explained: int = 0  # another one is best, and told apart, with a reason
+    winners_looked_into: int = 0  # likewise, but what is told leaves the cause open
 
     def __add__(self, other: Counts) -> Counts:
         """Return the sum."""
@@ -74,6 +75,7 @@ class Page:
         own = [number for number in points if self._own(number)]
         decided = [column for column in columns if column.winner_kept is not None]
         known = [self.reasons[number.id] for number in marked if number.id in self.reasons]
+        lost = [self.reasons[column.id] for column in decided if column.lost and column.id in self.reasons]
         return Counts(
             cells=len(printed),
             missing=sum(bool(number.entry.cell.missing) for number in printed),
@@ -93,7 +95,8 @@ class Page:
             winners_kept=sum(bool(column.winner_kept) for column in decided),
             winners_certain=sum(column.certain for column in decided),
             winners_tied=sum(column.winner_kept is False and not column.lost for column in decided),
-            winners_explained=sum(column.lost and column.id in self.reasons for column in decided),
+            winners_explained=sum(not reason.open for reason in lost),
+            winners_looked_into=sum(reason.open for reason in lost),
         )
 
     def _own(self, number: Number) -> bool:

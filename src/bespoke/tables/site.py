@@ -148,8 +148,12 @@ class Site:
                 abs(numbers[cell["cell"]].ours.get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9
                 for cell in cells
             )
-            changed = "" if now == then else f", and {now} the one they have now"
-            told.append(f"- Draw {len(told) + 1}: {then} of {len(cells)} gave the number they had{changed}.")
+            changed = "" if now == then else f", {now} the one they have now"
+            cut = len(draw["drawn"]) - len(cells)
+            unfinished = f", {cut} came to no end" if cut else ""
+            told.append(
+                f"- Draw {len(told) + 1}: {then} of {len(draw['drawn'])} gave the number they had{changed}{unfinished}."
+            )
         return [
             "",
             "Cells drawn at random and run again by their commands",
@@ -259,6 +263,7 @@ def _progress(counts: Counts) -> dict[str, str]:
 
 def _agreement(counts: Counts) -> dict[str, str]:
     """Return the columns that say how well tables agree with the papers'."""
+    told = counts.winners_explained + counts.winners_looked_into
     return {
         "within 1 point": _of(counts.within_1, counts.points),
         "within 2": _of(counts.within_2, counts.points),
@@ -270,9 +275,8 @@ def _agreement(counts: Counts) -> dict[str, str]:
         "of these told apart": str(counts.winners_certain),
         "other, not told apart": str(counts.winners_tied),
         "other, with a reason": str(counts.winners_explained),
-        "other, nothing known": str(
-            counts.columns - counts.winners_kept - counts.winners_tied - counts.winners_explained
-        ),
+        "other, cause open": str(counts.winners_looked_into),
+        "other, nothing known": str(counts.columns - counts.winners_kept - counts.winners_tied - told),
     }
 
 
@@ -292,6 +296,6 @@ _WELL = [
     "looked into while the cause is open, and without. The best method is kept where the paper's best of a column is",
     "ours too, among the methods that were run. Two methods are told apart by a lead of more than two standard",
     "deviations over three or more seeds that both have, or of more than 1.5 points over fewer; the columns of one",
-    "table are often of the same trainings. Where another one is best and told apart, it has a reason or none. Where a",
-    "table has several readings of the same printed numbers, the first is counted.",
+    "table are often of the same trainings. Where another one is best and told apart, it has a reason, one that leaves",
+    "the cause open, or none. Where a table has several readings of the same printed numbers, the first is counted.",
 ]
