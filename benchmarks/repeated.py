@@ -4,7 +4,8 @@
 of device, of some data sets, and of methods whose source has not changed since; trainings of more than 400 seconds are
 left out. Each is run by the command that its table's page prints, and read as the table reads it.
 ``results/repeated.json`` holds every draw: both numbers of each cell, and whether all clients' sums and the whole curve
-are equal too. ``--dry`` only says which cells those are; ``--jobs 5`` runs so many side by side.
+are equal too. A draw that was cut off goes on with the same seed. ``--dry`` only says what would be run; ``--jobs 5``
+runs so many side by side.
 """
 
 import argparse
@@ -38,8 +39,8 @@ ROOT = Path(__file__).parents[1] / "results"
 CELLS, LONGEST = 5, 400.0  # how many are drawn, of trainings of at most so many seconds
 
 
-def drawn(root: Path, device: str, data: Collection[str], seed: int) -> tuple[list[tuple[Entry, Result]], int]:
-    """Return cells drawn at random by a seed, and of how many."""
+def drawn(root: Path, device: str, data: Collection[str], seed: int) -> dict[str, Any]:
+    """Return a draw of cells by a seed, none of which has been run again yet."""
     pool = []
     for result in sorted(results.everything(root), key=lambda each: str(each.path)):
         told = result.content
@@ -51,8 +52,27 @@ def drawn(root: Path, device: str, data: Collection[str], seed: int) -> tuple[li
         if told["seconds"] > LONGEST or told["settings"]["data"]["name"] not in data:
             continue
         if plan.answers(result, plan.job_of(entry, result.seed), entry):
-            pool.append((entry, result))
-    return random.Random(seed).sample(pool, min(CELLS, len(pool))), len(pool)
+            pool.append(f"{entry.table}/{entry.id}/{result.seed}")
+    return {
+        "random_seed": seed,
+        "drawn_of": len(pool),
+        "data": data,
+        "longest_seconds": LONGEST,
+        "drawn": random.Random(seed).sample(pool, min(CELLS, len(pool))),
+        "cells": [],
+    }
+
+
+def left(draw: dict[str, Any], root: Path) -> list[tuple[Entry, Result]]:
+    """Return what of a draw has not been run again."""
+    done, found = {f"{cell['cell']}/{cell['seed']}" for cell in draw["cells"]}, []
+    for name in draw["drawn"]:
+        paper, table, rest = name.split("/", 2)
+        id, _, seed = rest.rpartition("/")
+        (entry,) = (each for each in spec.find(f"{paper}/{table}").entries if each.id == id)
+        if name not in done:
+            found.append((entry, results.read(results.place(root, entry) / f"{seed}.json")))
+    return found
 
 
 def again(entry: Entry, before: Result, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -130,23 +150,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="how many to run side by side")
     parser.add_argument("--dry", action="store_true", help="only say what would be run")
     args = parser.parse_args()
-    cells, of = drawn(args.results, args.device, args.data, args.seed)
+    told = json.loads(args.out.read_text()) if args.out.exists() else {"draws": []}
+    draw = next((each for each in told["draws"] if each["random_seed"] == args.seed), None)
+    if draw is None:
+        draw = drawn(args.results, args.device, args.data, args.seed)
+        told["draws"].append(draw)
+    cells = left(draw, args.results)
     if args.dry:
         for _, before in cells:
             print(f"{before.path}: {before.content['seconds']:.0f} s")
         return
-    told = json.loads(args.out.read_text()) if args.out.exists() else {"draws": []}
-    if args.seed in [draw["random_seed"] for draw in told["draws"]]:
-        raise SystemExit(f"{args.out} has the draw of seed {args.seed} already: give another")
-    draw = {
-        "random_seed": args.seed,
-        "drawn_of": of,
-        "data": args.data,
-        "longest_seconds": LONGEST,
-        "drawn": [f"{entry.table}/{entry.id}/{before.seed}" for entry, before in cells],
-        "cells": [],
-    }
-    told["draws"].append(draw)
     with contextlib.ExitStack() as held:
         own = held.enter_context(mps.service()).environment if args.jobs > 1 else {}
         workers = held.enter_context(ThreadPoolExecutor(args.jobs))
