@@ -55,6 +55,7 @@ def drawn(root: Path, device: str, data: Collection[str], seed: int) -> dict[str
             pool.append(f"{entry.table}/{entry.id}/{result.seed}")
     return {
         "random_seed": seed,
+        "device": device,
         "drawn_of": len(pool),
         "data": data,
         "longest_seconds": LONGEST,

@@ -151,9 +151,8 @@ class Site:
             changed = "" if now == then else f", {now} the one they have now"
             cut = len(draw["drawn"]) - len(cells)
             unfinished = f", {cut} came to no end" if cut else ""
-            told.append(
-                f"- Draw {len(told) + 1}: {then} of {len(draw['drawn'])} gave the number they had{changed}{unfinished}."
-            )
+            where = f"Draw {len(told) + 1}, on one {draw['device']}"
+            told.append(f"- {where}: {then} of {len(draw['drawn'])} gave the number they had{changed}{unfinished}.")
         return [
             "",
             "Cells drawn at random and run again by their commands",
