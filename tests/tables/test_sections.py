@@ -108,6 +108,17 @@ def test_a_table_without_results_shows_the_papers_numbers_alone(tmp_path):
     assert not page.sections[0].charts and "None of it has been run yet" in page.sections[0].tables[0].caption
 
 
+def test_a_table_may_have_a_seed_of_its_own(tmp_path):
+    """It is that of its trainings and printed commands where nobody gives or has another."""
+    table = paper_tables.make(tmp_path, paper_tables.TABLE.replace('over = "one run"', 'over = "one run"\nseed = 10'))
+    assert {job.experiment.seed for job in plan.jobs(plan.chosen([table]))} == {10}
+    assert {job.experiment.seed for job in plan.jobs(plan.chosen([table]), [0, 1])} == {0, 1}
+    number = Reader(tmp_path / "results").beside(table).columns[1].numbers[0]
+    assert "--set data.replay=52 --seed 10" in sections.commands(number)[1]
+    settings = page_of(table, tmp_path / "results").sections[-1]
+    assert "Its seed is 10 where none is given." in settings.paragraphs[0][-1]
+
+
 def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = ["-o", "page.html"]
@@ -116,6 +127,10 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, monkeypatch):
         (["--table", "pfedfda/t2"], "there is no folder results: name that of the results, or make it with bespoke sw"),
         (["--table", "pfedfda/t2", "--results", "no"], "there is no folder no: name that of the results"),
         (["--table", "pfedvmp/f2", "--results", "."], "pfedvmp/f2 has no numbers that could be shown: bespoke figure"),
+        (
+            ["--table", "questions/self_fl_steps", "--results", "."],
+            "questions/self_fl_steps has no numbers that could be shown: bespoke sweep questions/self_fl_steps makes",
+        ),
         (["--table", "pfedfda/t2", "runs"], "give folders of runs, or the name of a table with --table"),
         (["runs", "--results", "results"], "--results is the folder of a table's results: name the table with --table"),
         (["runs", "--watch", "--results", "results"], "--results is the folder of a table's results"),

@@ -192,8 +192,8 @@ def test_how_many_repeated_cells_stand_is_told(root, table):
     draws = [{"drawn": ["ditto", "ours"], "cells": cells}, {"drawn": ["ditto", "another"], "cells": [again]}]
     (root / "repeated.json").write_text(json.dumps({"draws": [{"device": "cpu"} | draw for draw in draws]}))
     text = pages(root, table)["README.md"]
-    assert "- Draw 1, on one cpu: 0 of 2 gave the number they had, 1 the one they have now.\n" in text
-    assert "- Draw 2, on one cpu: 1 of 2 gave the number they had, 1 came to no end.\n" in text
+    assert "- Draw 1, on one cpu: 0 of 2 gave the number that the cell had, 1 of 2 the one that it has today.\n" in text
+    assert "- Draw 2, on one cpu: 1 of 2 gave the number that the cell had, 1 came to no end.\n" in text
 
 
 def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):

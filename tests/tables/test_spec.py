@@ -71,6 +71,8 @@ def test_a_cell_whose_data_are_missing_is_not_run(tmp_path):
         ('rows = ["fedavg"]', '[cell.methods.fedavg]\nset = "a.b=1"', ["methods.fedavg.set must be a list"]),
         ('title = "Accuracy"', 'title = "Accuracy"\nabout = 3', ["about must be a string"]),
         ('title = "Accuracy"', 'title = "Accuracy"\noptions = "x"', ["options must be a table"]),
+        ('title = "Accuracy"', 'title = "Accuracy"\nseed = "x"', ["seed must be a whole number"]),
+        ('title = "Accuracy"', 'title = "Accuracy"\nseed = -1', ["seed must not be negative"]),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_that_names_the_place(tmp_path, old, new, words):

@@ -22,7 +22,9 @@ def sweep(
     table: Annotated[list[str], typer.Argument(help="Tables or figures: names that bespoke list tables shows.")],
     methods: Annotated[list[str] | None, typer.Option(metavar="NAME...", help="Only these rows.")] = None,
     cells: Annotated[list[str] | None, typer.Option(metavar="ID...", help="Only these columns.")] = None,
-    seeds: Annotated[list[int] | None, typer.Option(metavar="N...", help="Seeds to run; default 0.")] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option(metavar="N...", help="Seeds to run; default: the table's, 0 for a paper's.")
+    ] = None,
     jobs: Annotated[
         str, typer.Option(metavar="N", help="Trainings side by side; auto: as many as the machine carries best.")
     ] = "auto",
@@ -69,7 +71,7 @@ def sweep(
     if not entries:
         names = ", ".join(each.name for each in read)
         raise UserError(f"{names}: nothing of this is trained; bespoke table or bespoke figure shows it")
-    wanted = plan.jobs(entries, dict.fromkeys(seeds or [0]))
+    wanted = plan.jobs(entries, dict.fromkeys(seeds or []))
     with ExitStack() as held:
         if tiny:
             scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bespoke-tiny-")))

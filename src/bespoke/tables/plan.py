@@ -99,9 +99,12 @@ def started(job: Job, start: Job) -> Job:
     return dataclasses.replace(job, experiment=dataclasses.replace(job.experiment, model=model), start=start)
 
 
-def jobs(entries: Iterable[Entry], seeds: Iterable[int]) -> list[Job]:
-    """Return the trainings that entries need: one for all that differ only in what is read from the trained run."""
-    return merged(job_of(entry, seed) for entry in entries for seed in seeds)
+def jobs(entries: Iterable[Entry], seeds: Collection[int] = ()) -> list[Job]:
+    """Return the trainings that entries need: one for all that differ only in what is read from the trained run.
+
+    Where no seeds are given, an entry's is its table's.
+    """
+    return merged(job_of(entry, seed) for entry in entries for seed in seeds or (entry.seed,))
 
 
 def merged(jobs: Iterable[Job]) -> list[Job]:

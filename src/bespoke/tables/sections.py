@@ -27,7 +27,8 @@ def page_of(name: str, root: Path) -> parts.Page:
         raise UserError(f"there is no folder {root}: name that of the results, or make it with bespoke sweep {name}")
     page = Page(Reader(root).beside(table), reasons.read(root))
     if not page.shown().rows:
-        how = f"bespoke figure {table.name} draws it" if table.kind == "figure" else "it has no cells"
+        how = f"bespoke sweep {table.name} makes them" if table.cells else "it has no cells"
+        how = f"bespoke figure {table.name} draws it" if table.kind == "figure" else how
         raise UserError(f"{table.name} has no numbers that could be shown: {how}")
     sections = sections_of(page, root)
     return parts.Page(
@@ -61,7 +62,7 @@ def sections_of(page: Page, root: Path) -> tuple[Section, ...]:
     misses, losses = (tuple((text,) for text in own) for own in (page.misses, page.losses))
     marked = Section("marked", "Marked numbers", items=misses) if misses else None
     lost = Section("lost", "Other best methods", items=losses) if losses else None
-    return tuple(filter(None, (first, marked, lost, _tried(table, root), _settings(table, root))))
+    return tuple(filter(None, (first, marked, lost, _tried(table, root), _settings(page, root))))
 
 
 def agreement(page: Page) -> str:
@@ -144,8 +145,9 @@ def _tried(table: Table, root: Path) -> Section | None:
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-def _settings(table: Table, root: Path) -> Section:
+def _settings(page: Page, root: Path) -> Section:
     """Return where a table's settings are: its file, the run files, and what differs from them."""
+    table = page.beside.table
     places: list[str | Code | Link] = [Link("The table's file", table.path, _anchor(table.path))]
     for what, files in _files(table).items():
         for i, (name, path) in enumerate(files.items()):
@@ -153,8 +155,10 @@ def _settings(table: Table, root: Path) -> Section:
     if (own := root / table.name).is_dir():
         places += ["; ", Link("results", own)]
     if any(entry.runs for entry in table.entries) and table.kind == "table":
-        places += [". Every number's command: ", Code(f"bespoke report --table {table.name} -o table.html")]
-    return Section("settings", "Settings", ((*places, "."),), items=tuple(_changes(table)))
+        told = f"report --table {table.name} -o table.html" if page.shown().rows else f"sweep {table.name}"
+        places += [". Every number's command: ", Code(f"bespoke {told}")]
+    of_seed = f" Its seed is {table.seed} where none is given." if table.seed else ""
+    return Section("settings", "Settings", ((*places, f".{of_seed}"),), items=tuple(_changes(table)))
 
 
 def _files(table: Table) -> dict[str, dict[str, Path]]:
@@ -216,9 +220,9 @@ def _alone(settings: Section, table: Table, page: Page) -> Section:
 
 
 def commands(number: Number) -> list[str]:
-    """Return what to type for a number that is run: for each seed that was, else for seed 0."""
+    """Return what to type for a number that is run: for each seed that was, else for the table's."""
     entry, lines = number.entry, [f"# {number.entry.row.name}"]
-    for seed in number.ours or (0,):
+    for seed in number.ours or (entry.seed,):
         if entry.start is not None or entry.base is None:
             cell, row = entry.cell.id, entry.row.id
             lines.append(f"bespoke sweep {entry.table} --cells {cell} --methods {row} --seeds {seed}")

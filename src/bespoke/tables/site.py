@@ -148,11 +148,11 @@ class Site:
                 abs(numbers[cell["cell"]].ours.get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9
                 for cell in cells
             )
-            changed = "" if now == then else f", {now} the one they have now"
-            cut = len(draw["drawn"]) - len(cells)
-            unfinished = f", {cut} came to no end" if cut else ""
+            whole = len(draw["drawn"])
+            today = "" if now == then else f", {now} of {whole} the one that it has today"
+            unfinished = f", {whole - len(cells)} came to no end" if len(cells) < whole else ""
             where = f"Draw {len(told) + 1}, on one {draw['device']}"
-            told.append(f"- {where}: {then} of {len(draw['drawn'])} gave the number they had{changed}{unfinished}.")
+            told.append(f"- {where}: {then} of {whole} gave the number that the cell had{today}{unfinished}.")
         return [
             "",
             "Cells drawn at random and run again by their commands",
@@ -286,15 +286,18 @@ def _of(part: int, whole: int) -> str:
 _FAR = [
     "Numbers are those that a paper prints in its tables, some of them in two, and four in Self-FL's text. Not at",
     "hand: the data are not there, so nothing is run. Stand-ins are run on other data, labelled, and never held",
-    "against the paper's. Training is the time of a whole device, each training counted once: of several side by",
-    "side each counts for its share, so a little more passes where fewer are left at the end.",
+    "against the paper's. Numbers of parameters are counted without training. Training is the time of a whole device,",
+    "each training counted once: of several side by side each counts for its share, so a little more passes where",
+    "fewer are left at the end.",
 ]
 _WELL = [
     "Of what was run as the paper tells: accuracies within 1 and 2 points of the published ones; accuracies of the",
     "paper's own method that are not marked as far away; marked numbers of any method, with a reason, with what was",
     "looked into while the cause is open, and without. The best method is kept where the paper's best of a column is",
     "ours too, among the methods that were run. Two methods are told apart by a lead of more than two standard",
-    "deviations over three or more seeds that both have, or of more than 1.5 points over fewer; the columns of one",
-    "table are often of the same trainings. Where another one is best and told apart, it has a reason, one that leaves",
-    "the cause open, or none. Where a table has several readings of the same printed numbers, the first is counted.",
+    "deviations over three or more seeds that both have, or of more than 1.5 points over fewer. Where another one is",
+    "best and told apart, it has a reason, one that leaves the cause open, or none. Several numbers and columns are",
+    "often of one training ([what other counts would be](../tables.md#what-is-counted)). Where a table has several",
+    "readings of the same printed numbers, the first is counted. Papers of which no such number has been run are left",
+    "out.",
 ]

@@ -98,6 +98,7 @@ class Entry:
     cell: Cell
     row: Row
     base: Path | None  # the run file; None where nothing is run
+    seed: int  # which is run where none is given
     start: "Entry | None"  # whose trained global model this one starts from
     view: str  # "" is the method's headline
     group: str
@@ -153,6 +154,7 @@ class Table:
     statistic: str = "pooled"
     selection: str = "last"
     published_over: str = ""
+    seed: int = 0  # which is run where none is given
     rows: tuple[Row, ...] = ()
     cells: tuple[Cell, ...] = ()
 
@@ -182,7 +184,7 @@ class Table:
         if cell.start:
             rows, (id, _, other) = {row.id: row for row in self.rows}, cell.start.partition("/")
             start = self._entry(next(each for each in self.cells if each.id == id), rows[other])
-        return Entry(self.name, cell, row, file, start, **parts)
+        return Entry(self.name, cell, row, file, self.seed, start, **parts)
 
 
 def listed() -> dict[str, Path]:
@@ -221,7 +223,7 @@ def read(path: Path) -> Table:
     known = [f.name for f in dataclasses.fields(Table) if f.name not in ("name", "path", "rows", "cells")]
     _check_keys(tables, known, str(path))
     for key, value in tables.items():
-        kind, words = (dict, "a table") if key == "options" else (str, "a string")
+        kind, words = {"options": (dict, "a table"), "seed": (int, "a whole number")}.get(key, (str, "a string"))
         _of(value, kind, f"{path}: {key}", words)
     if lacking := {"paper", "source", "title"} - tables.keys():
         raise UserError(f"{path}: has no {min(lacking)}: add it")
@@ -306,6 +308,8 @@ def _check(table: Table) -> None:
         for other in row.best_of:
             _check_choice(other, rows, f"{where}: row {row.id}: best_of")
     _check_choice(table.kind, ("table", "figure"), f"{where}: kind")
+    if table.seed < 0:
+        raise UserError(f"{where}: seed must not be negative, and is {table.seed}")
     if table.kind == "figure" and not table.figure:
         raise UserError(f"{where}: a figure names the function that draws it: add figure = ...")
     for cell in table.cells:
