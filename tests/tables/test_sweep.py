@@ -521,11 +521,19 @@ def test_seconds_are_guessed_from_what_has_run(table, tmp_path):
     assert clock.guess(found["a/fedper"]) == 5.0  # as the file's others
     longer = spec.read(write(tmp_path, TABLE.replace('"data.alpha=0.1"', '"training.rounds=40"')))
     assert clock.guess(plan.job_of(longer.entry("b/fedavg"), 0)) == pytest.approx(50.0)
+    tuned = spec.read(
+        write(tmp_path, TABLE.replace('id = "fedper"', 'id = "fedper"\nset = ["algorithm.new_head_epochs=7"]'))
+    )
     fedper = plan.job_of(longer.entry("b/fedper"), 0)
     elsewhere = dataclasses.replace(fedper, entries=(dataclasses.replace(fedper.entries[0], table="paper2/t1"),))
     clock.learn(dataclasses.replace(elsewhere, experiment=found["a/fedavg"].experiment), 2.0)
     clock.learn(dataclasses.replace(elsewhere, experiment=found["a/fedper"].experiment), 6.0)
     assert clock.guess(found["a/fedper"]) == pytest.approx(5.0 * 6.0 / 4.0)  # dearer than its file's others there
+    dear = plan.job_of(tuned.entry("a/fedper"), 0)
+    clock.learn(dear, 90.0)
+    assert clock.guess(found["a/fedper"]) == clock.guess(dear) == 90.0  # the method's only one here
+    clock.learn(found["a/fedper"], 5.0)
+    assert (clock.guess(found["a/fedper"]), clock.guess(dear)) == (5.0, 90.0)  # settings of its own tell more
 
 
 def test_seconds_of_another_device_tell_nothing(table, place):

@@ -200,12 +200,14 @@ def _name(result: Result) -> str:
 class Clock:
     """Guesses a training's seconds from those of its run file, on the same kind of device, by their rounds and steps.
 
-    Where the method has not run there, the file's typical training counts, times the method's ratio elsewhere.
+    Of a method's trainings there, those with the same settings of the method count, or else all. Where it has not run
+    there, the file's typical training counts, times the method's ratio elsewhere.
     """
 
     def __init__(self, known: Iterable[Result] = (), cpu: bool = True) -> None:
         """Learn from results that were made on the CPU, or from those that were not."""
         self._rates: dict[tuple[str, str], list[float]] = {}  # seconds of a unit of work, by file and method
+        self._own: dict[tuple[str, str], list[float]] = {}  # the same, by file and the method with its settings
         for result in known:
             told = result.content
             if not told.get("adopted_from") and (told["environment"]["device"] == "cpu") == cpu:
@@ -216,11 +218,16 @@ class Clock:
         self._learn(_file(job), job.experiment.tables(), seconds)
 
     def _learn(self, file: str, settings: Mapping[str, Any], seconds: float) -> None:
-        self._rates.setdefault((file, settings["algorithm"]["name"]), []).append(seconds / _work(settings))
+        rate = seconds / _work(settings)
+        self._rates.setdefault((file, settings["algorithm"]["name"]), []).append(rate)
+        self._own.setdefault((file, json.dumps(settings["algorithm"], sort_keys=True)), []).append(rate)
 
     def guess(self, job: Job) -> float | None:
         """Return the seconds that a job may take; None if nothing of its file has run."""
-        file, method, work = _file(job), job.experiment.algorithm_name, _work(job.experiment.tables())
+        settings = job.experiment.tables()
+        file, method, work = _file(job), job.experiment.algorithm_name, _work(settings)
+        if same := self._own.get((file, json.dumps(settings["algorithm"], sort_keys=True))):
+            return work * statistics.median(same)
         if (file, method) in self._rates:
             return work * self._typical([(file, method)])
         if not (own := self._of(file)):
