@@ -67,12 +67,11 @@ def drawn(root: Path, device: str, data: Collection[str], seed: int) -> dict[str
 def left(draw: dict[str, Any], root: Path) -> list[tuple[Entry, Result]]:
     """Return what of a draw has not been run again."""
     done, found = {f"{cell['cell']}/{cell['seed']}" for cell in draw["cells"]}, []
-    for name in draw["drawn"]:
+    for name in (each for each in draw["drawn"] if each not in done):
         paper, table, rest = name.split("/", 2)
         id, _, seed = rest.rpartition("/")
-        (entry,) = (each for each in spec.find(f"{paper}/{table}").entries if each.id == id)
-        if name not in done:
-            found.append((entry, results.read(results.place(root, entry) / f"{seed}.json")))
+        entry = spec.find(f"{paper}/{table}").entry(id)
+        found.append((entry, results.read(results.place(root, entry) / f"{seed}.json")))
     return found
 
 
@@ -156,18 +155,31 @@ def main() -> None:
     if draw is None:
         draw = drawn(args.results, args.device, args.data, args.seed)
         told["draws"].append(draw)
+    if draw["device"] != args.device:
+        raise SystemExit(
+            f"the draw of seed {args.seed} is of results made on {draw['device']}, and this is {args.device}"
+        )
     cells = left(draw, args.results)
     if args.dry:
         for _, before in cells:
             print(f"{before.path}: {before.content['seconds']:.0f} s")
         return
+    if not cells:
+        raise SystemExit(f"all of the draw of seed {args.seed} has been run again: give another seed")
+    write_atomic(args.out, json.dumps(told, indent=1) + "\n")  # so that a draw that is cut off is known
     with contextlib.ExitStack() as held:
         own = held.enter_context(mps.service()).environment if args.jobs > 1 else {}
         workers = held.enter_context(ThreadPoolExecutor(args.jobs))
+        failed = []
         for done in as_completed([workers.submit(again, *cell, os.environ | own) for cell in cells]):
+            if error := done.exception():
+                failed.append(str(error))
+                continue
             draw["cells"].append(done.result())
             print(json.dumps({k: v for k, v in draw["cells"][-1].items() if k != "settings"}, indent=1), flush=True)
             write_atomic(args.out, json.dumps(told, indent=1) + "\n")
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ methods, readme, report, paper_run, cohort_step, readings, peers, peer_runs = ma
     importlib.import_module,
     ("methods", "methods_table", "report", "paper_run", "cohort_step", "readings", "peers", "peer_runs"),
 )
-kernels, side_by_side, data = map(importlib.import_module, ("kernels", "side_by_side", "data"))
+kernels, side_by_side, data, repeated = map(importlib.import_module, ("kernels", "side_by_side", "data", "repeated"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
@@ -432,3 +432,36 @@ def test_a_peer_with_another_net_is_not_compared():
     same, slow, other, broken = peers.compared([dict(row) for row in rows])
     assert (same["times_ours"], slow["times_ours"], slow["round_times_ours"]) == (1, 4, pytest.approx(3))
     assert "11 parameters" in other["error"] and "times_ours" not in other and broken == rows[3]
+
+
+def run_repeated(monkeypatch, out, **options):
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    monkeypatch.setattr("sys.argv", ["repeated.py", "--out", str(out), *words])
+    repeated.main()
+
+
+def test_a_draw_of_cells_that_was_cut_off_goes_on(monkeypatch, tmp_path):
+    """The same cells, whatever the results are by then; on another kind of device, or finished, it does not."""
+    asked, working, out = [], True, tmp_path / "repeated.json"
+
+    def again(entry, before, environment):
+        asked.append(f"{entry.table}/{entry.id}/{before.seed}")
+        if len(asked) > 3 and not working:
+            raise RuntimeError("the machine is gone")
+        return {"cell": f"{entry.table}/{entry.id}", "seed": before.seed, "same_number": True}
+
+    monkeypatch.setattr(repeated, "again", again)
+    working = False
+    with pytest.raises(SystemExit, match="the machine is gone\nthe machine is gone"):
+        run_repeated(monkeypatch, out, seed=7, device="NVIDIA H200")
+    (draw,) = json.loads(out.read_text())["draws"]
+    assert asked == draw["drawn"] and len(set(asked)) == 5 and len(draw["cells"]) == 3
+    monkeypatch.setattr(repeated, "drawn", None)  # nothing is drawn anew
+    with pytest.raises(SystemExit, match="made on NVIDIA H200, and this is cpu"):
+        run_repeated(monkeypatch, out, seed=7, device="cpu")
+    working = True
+    run_repeated(monkeypatch, out, seed=7, device="NVIDIA H200")
+    (draw,) = json.loads(out.read_text())["draws"]
+    assert asked[5:] == draw["drawn"][3:] and len(draw["cells"]) == 5
+    with pytest.raises(SystemExit, match="all of the draw of seed 7 has been run again"):
+        run_repeated(monkeypatch, out, seed=7, device="NVIDIA H200")

@@ -136,7 +136,7 @@ def test_results_with_other_settings_are_counted_and_left_out(tmp_path, table):
     paper_tables.put(root, table, "easy/ours", 2, 75.0)
     page = Page(Reader(root).beside(table))
     assert "76.3 → 75.0" in page.text()
-    assert f"1 result was {made} is left out: bespoke sweep maker/t1 makes it again." in page.notes
+    assert f"1 result was {made} is left out: bespoke sweep maker/t1 --seeds 0 makes it again." in page.notes
 
 
 def test_nothing_is_said_that_does_not_hold(tmp_path, table):

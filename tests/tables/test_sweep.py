@@ -567,6 +567,17 @@ def test_nothing_to_run_is_said(tmp_path):
     assert not (tmp_path / "none").exists() and not Path(tmp_path / "runs").exists()
 
 
+def test_every_table_is_swept_with_its_own_seed(tmp_path):
+    with_seed = TABLE.replace('title = "Accuracy"', 'title = "Accuracy"\nseed = 10')
+    tables = [write(tmp_path / "one"), write(tmp_path / "other", with_seed)]
+
+    def planned(*options):
+        done = small_runs.command("sweep", *tables, "--dry", "--results", tmp_path / "none", *options)
+        return {int(line.partition(", seed ")[2].partition(":")[0]) for line in done.out.splitlines() if "seed" in line}
+
+    assert planned() == {0, 10} and planned("--seeds", "3") == {3}
+
+
 def test_a_cell_may_start_from_the_model_of_another(tmp_path, place):
     changed = TABLE.replace('id = "b"', 'id = "b"\nstart = "a/fedavg"')
     table = spec.read(write(tmp_path, changed))

@@ -71,7 +71,7 @@ def sweep(
     if not entries:
         names = ", ".join(each.name for each in read)
         raise UserError(f"{names}: nothing of this is trained; bespoke table or bespoke figure shows it")
-    wanted = plan.jobs(entries, dict.fromkeys(seeds or []))
+    wanted = plan.jobs(entries, dict.fromkeys(seeds or ()))
     with ExitStack() as held:
         if tiny:
             scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bespoke-tiny-")))

@@ -375,18 +375,18 @@ def bubbles(found: Found) -> "Figure":
     if not panels:
         raise UserError(f"{table.name} cannot be drawn: {'; '.join(found.missing)}")
     subtitle = "One bubble per client and class; its area is in proportion to the rows."
-    about = ["Rows of each client, for training and for test together; partition of seed 0."]
+    about = [f"Rows of each client, for training and for test together; partition of seed {table.seed}."]
     words = read.titled(table, subtitle, [*about, *read.stand_ins(table.cells), *read.lacking(found.missing)])
     return papers.bubble_panels(panels, words)
 
 
 def _class_counts(table: Table, cell: Cell) -> NDArray[np.int64]:
-    """Return the rows by client and class [clients, classes] of a cell's federation with seed 0."""
+    """Return the rows by client and class [clients, classes] of a cell's federation with the table's seed."""
     from bespoke.data import partitioned
     from bespoke.runs.experiment import load
 
-    overrides = [*cell.set, *(f"{key}={number}" for key, number in cell.by_seed.items())]
-    loaded, _ = load(spec.run_file(table.path, cell.base), None, overrides, 0, any_method=True)
+    overrides = [*cell.set, *(f"{key}={number + table.seed}" for key, number in cell.by_seed.items())]
+    loaded, _ = load(spec.run_file(table.path, cell.base), None, overrides, table.seed, any_method=True)
     pool, _ = partitioned(loaded.located()[0], loaded.seed, loaded.training.skip_empty)
     counts = np.zeros((pool.total_clients, pool.num_classes), dtype=np.int64)
     for part in (pool.train, pool.test, pool.val):

@@ -127,11 +127,11 @@ def current(root: Path, entry: Entry) -> tuple[dict[int, Result], list[Result]]:
 def left_out(table: str, seeds: Sequence[int]) -> str:
     """Return a sentence about results of a table that were left out, each given by its seed."""
     results, are, them = ("result was", "is", "it") if len(seeds) == 1 else ("results were", "are", "them")
-    again = "" if {*seeds} == {0} else f" --seeds {' '.join(map(str, sorted({*seeds})))}"
+    again = " ".join(map(str, sorted({*seeds})))
     made = (
         f"{len(seeds)} {results} made with other settings than the table has now, or read otherwise, and {are} left out"
     )
-    return f"{made}: bespoke sweep {table}{again} makes {them} again"
+    return f"{made}: bespoke sweep {table} --seeds {again} makes {them} again"
 
 
 def at(root: Path, entry: Entry, seed: int) -> Result | None:

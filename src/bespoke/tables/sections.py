@@ -27,7 +27,7 @@ def page_of(name: str, root: Path) -> parts.Page:
         raise UserError(f"there is no folder {root}: name that of the results, or make it with bespoke sweep {name}")
     page = Page(Reader(root).beside(table), reasons.read(root))
     if not page.shown().rows:
-        how = f"bespoke sweep {table.name} makes them" if table.cells else "it has no cells"
+        how = f"bespoke sweep {table.name} makes them" if any(entry.runs for entry in table.entries) else "none is run"
         how = f"bespoke figure {table.name} draws it" if table.kind == "figure" else how
         raise UserError(f"{table.name} has no numbers that could be shown: {how}")
     sections = sections_of(page, root)
