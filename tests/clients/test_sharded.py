@@ -330,6 +330,20 @@ def drive(root: Path) -> None:
         with mock.patch("bespoke.runs.progress._plain_lines", lambda *_: press):
             bespoke_command("run", small, "--out", root / "signalled", "--set", "training.rounds=50")
 
+    def left_behind() -> None:
+        meet = dist.init_process_group
+
+        def meeting(*arguments: Any) -> None:  # the other process has met this one, and ends, while this one still does
+            meet(*arguments)
+            processes._marks().wait(["told"], processes.PATIENCE)
+            dist.destroy_process_group()
+            raise RuntimeError("Connection closed by peer")
+
+        late = mock.patch.object(dist, "init_process_group", meeting)
+        with late if os.environ["RANK"] == "1" else contextlib.nullcontext():
+            bespoke_command("evaluate", root / "command")
+
+    pair(root, "left behind", left_behind)
     pair(root, "each its own", each_its_own)
     pair(root, "no room", no_room)
     pair(root, "signalled", signalled)
@@ -485,6 +499,7 @@ def test_the_result_is_printed_once(driven):
         ("demo", "the demonstration runs in one process: start it without torchrun"),
         ("personalize", "one process opens a run's folder: start without torchrun"),
         ("evaluate", "one process opens a run's folder: start without torchrun"),
+        ("left behind", "one process opens a run's folder: start without torchrun"),
         ("each its own", "all processes must run the same: process 0 has experiment"),
         ("no room", "cannot write: no room"),
     ],

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from bespoke.core import tree
 from bespoke.core.tree import Tree
-from bespoke.errors import UserError
+from bespoke.errors import UserError, reason
 from bespoke.records import RESUME_OPTION
 
 PATIENCE = timedelta(seconds=10)
@@ -48,9 +48,12 @@ def join() -> None:
     global _launcher
     several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and not _met():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(dist.destroy_process_group)
         _launcher = os.getppid()
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        except RuntimeError as error:  # a quicker one may also have ended by a mistake, which it reports
+            raise PeerLostError(f"process {os.environ['RANK']} cannot meet the others: {reason(error)}") from error
+        atexit.register(dist.destroy_process_group)
 
 
 def _met() -> bool:
@@ -371,7 +374,7 @@ def fail(text: str, code: int) -> NoReturn:
     It ends at once, without a shutdown that needs the others; ``torchrun`` then ends those.
     """
     sys.stdout.flush()
-    if not _met():  # a mistake in the command itself, which every process meets
+    if _launcher is None:  # a mistake in the command itself, which every process meets
         if os.environ.get("RANK") == "0":
             _tell(text)
         os._exit(code)
