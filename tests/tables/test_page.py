@@ -84,7 +84,7 @@ def test_what_differs_is_said_by_column(tmp_path):
     caption = Page(Reader(tmp_path / "results").beside(paper_tables.make(tmp_path, text))).caption
     assert "Hard: new clients, held out from training." in caption
     assert "Hard: best on test (oracle)." in caption
-    assert "Ours: the best of FedAvg and Ditto, chosen on the test rows." in caption
+    assert "Ours: the best of FedAvg and Ditto, chosen on the test rows, seed by seed." in caption
 
 
 HIDDEN = """

@@ -58,6 +58,23 @@ def test_the_accuracies_of_a_reason_are_measured_or_published(id):
     assert unsupported(REASONS[id].reason, known(id, REASONS[id])) == []
 
 
+def test_a_cause_that_was_looked_for_has_runs_of_that_method_on_such_data():
+    """Its evidence holds one, or the table has another reading of the same printed number."""
+    tried = {id: reason for id, reason in REASONS.items() if reason.open == reasons.TRIED and id.count("/") == 3}
+    assert len(tried) > 20
+    for id, reason in tried.items():
+        paper, table, cell, row = id.split("/")
+        read = spec.find(f"{paper}/{table}")
+        entry = read.entry(f"{cell}/{row}")
+        data = next(iter(results.of(ROOT, entry).values())).content["settings"]["data"]["name"] if entry.runs else ""
+        readings = {each.id for each in read.cells if (each.reading_of or each.id) == (entry.cell.reading_of or cell)}
+        found = [json.loads((ROOT.parent / f).read_text()) for f in reason.evidence if f.endswith(".json")]
+        runs = [t["settings"] for told in found for t in told.get("tries", [told]) if "settings" in t]
+        own = [run for run in runs if run["data"]["name"] == data and run["algorithm"]["name"] == entry.algorithm]
+        parts = {told["cell"].rpartition("/")[2] for told in found if "cell" in told} & {*entry.row.best_of}
+        assert own or len(readings) > 1 or parts, id
+
+
 def test_reasons_tell_accuracies():
     assert sum(len(ACCURACY.findall(reason.reason)) for reason in REASONS.values()) > 20
 

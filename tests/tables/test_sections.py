@@ -52,8 +52,8 @@ def test_both_renderings_have_the_same_words_and_numbers(table, root):
             assert joined in lines
             assert all(f">{cell.below}<" in text for cell in row if cell.below)
     for words in (
-        "Ours: 3 tried on maker/easy, and 1 more to see what decides; the closest to the published number there, and "
-        "so used everywhere: the second",
+        "Ours: 3 tried on maker/easy, and 1 more to see what decides; chosen by its number there, and so used "
+        "everywhere: the second",
         "90.0",
     ):
         assert words in text and words in "\n".join(

@@ -77,8 +77,8 @@ def test_the_example_of_a_table_in_the_documents_can_be_run(tmp_path):
 def test_a_page_for_each_paper_and_a_front_page(root, table):
     found = pages(root, table)
     assert {*found} == {"README.md", "maker.md"}
-    far = "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 0 | about 230 s on one NVIDIA H200 |"
-    well = "| [Maker](maker.md) | 1 of 3 | 1 of 3 | - | 0 | 0 | 2 | 1 of 1 | 1 | 0 | 0 | 0 | 0 |"
+    far = "| [Maker](maker.md) | 12 | 3 | 0 of 3 | 3 of 6 | 0 | 3 trainings, about 230 s on one NVIDIA H200 |"
+    well = "| [Maker](maker.md) | 1 of 3 | 1 of 3 | - | 0 | 0 | 0 | 2 | 1 of 1 | 1 | 0 | 0 | 0 | 0 |"
     assert f"{far}\n" in found["README.md"] and f"{well}\n" in found["README.md"]
     text = found["maker.md"]
     assert "## Table 1: Accuracy by data set\n\nTwo data sets.\n" in text
@@ -118,7 +118,7 @@ def test_a_training_side_by_side_with_others_counts_for_its_share(root, table):
     shared = {"device": "NVIDIA H200", "precision": "bf16", "side_by_side": 4}
     paper_tables.put(root, table, "easy/ditto", 0, 74.0, environment=shared)  # 100 s
     text = pages(root, table)["maker.md"]
-    assert "\nTraining: about 155 s on one NVIDIA H200.\n" in text
+    assert "\nTraining: 3 trainings, about 155 s on one NVIDIA H200.\n" in text
 
 
 def test_how_long_devices_were_held_is_told(root, table):
@@ -138,14 +138,14 @@ def test_results_with_other_settings_are_told_and_their_time_counts(root, table)
     assert lines[-2].startswith(
         "1 result was made with other settings than the table has now, or read otherwise, and is left out"
     )
-    assert lines[-1] == "about 330 s on one NVIDIA H200"
+    assert lines[-1] == "4 trainings, about 330 s on one NVIDIA H200"
 
 
 def test_the_state_of_all_tables(root, table):
     lines = site.gather(root, [table]).text().splitlines()
     assert lines[1].split()[:3] == ["maker/t1", "12", "3"] and lines[2].split()[:3] == ["all", "12", "3"]
     assert lines[5].split()[:4] == ["maker/t1", "1", "of", "3"] and lines[6].split()[:4] == ["all", "1", "of", "3"]
-    assert lines[-1] == "about 230 s on one NVIDIA H200"
+    assert lines[-1] == "3 trainings, about 230 s on one NVIDIA H200"
 
 
 def test_the_papers_own_method_is_counted_apart(tmp_path):
@@ -176,12 +176,48 @@ def test_another_reading_of_printed_numbers_is_shown_and_not_counted(tmp_path):
 def test_a_reason_may_leave_the_cause_open(root, table):
     keep(root, "maker/t1/easy/ours")
     with (root / "reasons.toml").open("a", encoding="utf-8") as file:
-        file.write("open = true\n")
+        file.write('open = "tried"\n')
     counts = site.gather(root, [table]).pages[0].counts
-    assert (counts.marked, counts.explained, counts.looked_into) == (2, 0, 1)
-    (root / "reasons.toml").write_text((root / "reasons.toml").read_text().replace("= true", "= 1"))
-    with pytest.raises(UserError, match="open must be true or false, not 1"):
+    assert (counts.marked, counts.explained, counts.tried, counts.argued) == (2, 0, 1, 0)
+    (root / "reasons.toml").write_text((root / "reasons.toml").read_text().replace('"tried"', '"argued"'))
+    counts = site.gather(root, [table]).pages[0].counts
+    assert (counts.marked, counts.explained, counts.tried, counts.argued) == (2, 0, 0, 1)
+    (root / "reasons.toml").write_text((root / "reasons.toml").read_text().replace('"argued"', "true"))
+    with pytest.raises(UserError, match="open must be 'tried' or 'argued', not True"):
         site.gather(root, [table])
+
+
+def test_what_is_aimed_at_is_told_with_how_far_it_is(tmp_path):
+    text = paper_tables.TABLE.replace('set = ["algorithm.folds=3"]\n', "")
+    table, root = paper_tables.make(tmp_path, text, "pfedfda/t1"), tmp_path / "results"
+    for cell, row, value in (("easy", "ours", 77.0), ("easy", "ditto", 10.0), ("hard", "ours", 70.0)):
+        paper_tables.put(root, table, f"{cell}/{row}", 0, value)
+    lines = pages(root, table)["README.md"].splitlines()
+    assert "| Maker: numbers of its own method that are not marked | 2 of 2 | 1 |" in lines
+    assert "| columns with the paper's best method | 1 of 1 | 1, and 0 with a reason for another one |" in lines
+    assert "| marked numbers with a reason | all 2 | 0, and 0 tried with the cause open |" in lines
+
+
+def test_numbers_of_a_commit_in_doubt_are_told_below_their_table(root, table):
+    source = {"modules": [], "method": None, "commit": "0123456789abcdef"}
+    paper_tables.put(root, table, "easy/ditto", 0, 74.0, source=source)
+    assert "of commit" not in pages(root, table)["maker.md"]
+    (root / "doubts.toml").write_text('0123456 = "whose machine\\nwas broken."\n')
+    assert "- Easy: 1 of 3 of commit 0123456, whose machine was broken.\n" in pages(root, table)["maker.md"]
+    for told in ('0123456 = ""\n', "0123456 = 3\n", '012 = "too short"\n'):
+        (root / "doubts.toml").write_text(told)
+        with pytest.raises(UserError, match=r"doubts.toml: .* must be a commit, of seven digits or more, with a"):
+            pages(root, table)
+
+
+def test_numbers_of_a_figure_stand_below_it(tmp_path):
+    text = paper_tables.TABLE.replace('title = "', 'kind = "figure"\nfigure = "curves"\ntitle = "')
+    text = "".join(line for line in text.splitlines(True) if line[:7] not in ("fedavg ", "ditto =", "ours = "))
+    table = paper_tables.make(tmp_path, text, "maker/f1")
+    root = tmp_path / "results"
+    assert "| method |" not in pages(root, table)["maker.md"]
+    paper_tables.put(root, table, "easy/ditto", 0, 74.0)
+    assert "| Ditto | 74.0 |\n" in pages(root, table)["maker.md"]
 
 
 def test_how_many_repeated_cells_stand_is_told(root, table):
@@ -190,10 +226,15 @@ def test_how_many_repeated_cells_stand_is_told(root, table):
     cells = [{"cell": f"maker/t1/easy/{row}", **told} for row in ("ditto", "ours")]
     again = {"cell": "maker/t1/easy/ditto", "seed": 0, "same_number": True, "again": {"value": 74.0}}
     draws = [{"drawn": ["ditto", "ours"], "cells": cells}, {"drawn": ["ditto", "another"], "cells": [again]}]
-    (root / "repeated.json").write_text(json.dumps({"draws": [{"device": "cpu"} | draw for draw in draws]}))
-    text = pages(root, table)["README.md"]
-    assert "- Draw 1, on one cpu: 0 of 2 gave the number that the cell had, 1 of 2 the one that it has today.\n" in text
-    assert "- Draw 2, on one cpu: 1 of 2 gave the number that the cell had, 1 came to no end.\n" in text
+    told = {"device": "cpu", "drawn_of": 1234, "longest_seconds": 400.0}
+    draws = [told | draws[0], told | {"data": ["mnist", "usps"]} | draws[1]]
+    (root / "repeated.json").write_text(json.dumps({"draws": draws}))
+    lines = pages(root, table)["README.md"].splitlines()
+    most = "whose trainings took at most 400 s"
+    told = "0 of 2 gave the number that the cell had, 1 of 2 the one that it has today."
+    assert f"- Draw 1, on one cpu, of 1,234 results {most}: {told}" in lines
+    told = "1 of 2 gave the number that the cell had, 1 came to no end."
+    assert f"- Draw 2, on one cpu, of 1,234 results of mnist and usps {most}: {told}" in lines
 
 
 def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
@@ -206,7 +247,7 @@ def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
     assert "- Hard: Ditto → Ours, ahead by 2.0. It is so. (results/proof.json)\n" in found["maker.md"]
     assert "| 1 of 2 | 1 | 0 | 1 | 0 | 0 |\n" in found["README.md"] and "Reasons kept" not in found["maker.md"]
     with (root / "reasons.toml").open("a", encoding="utf-8") as file:
-        file.write("open = true\n")
+        file.write('open = "tried"\n')
     assert "| 1 of 2 | 1 | 0 | 0 | 1 | 0 |\n" in pages(root, table)["README.md"]
     for seed in (1, 2):
         paper_tables.put(root, table, "hard/ditto", seed, 59.0 + 3 * seed)

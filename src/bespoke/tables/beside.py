@@ -41,6 +41,7 @@ class Number:
     changed: bool = False  # whether the method's source is another by now
     tries: int = 0  # results with other settings that are kept beside it
     machines: tuple[str, ...] = ()  # "NVIDIA H200, bf16"
+    doubts: tuple[str, ...] = ()  # why it may not come out again, in a sentence each
 
     @property
     def id(self) -> str:
@@ -240,6 +241,7 @@ class Reader:
         self._tries: dict[tuple[str, str], list[Result]] = {}
         self._tables: dict[str, Table] = {}
         self._open: set[tuple[str, str]] = set()  # numbers whose computation has begun
+        self._doubts = results.doubts(root)
 
     def beside(self, table: Table) -> Beside:
         """Return a table with ours beside the paper's."""
@@ -283,6 +285,11 @@ class Reader:
             self._tries[key] = results.tries(self.root, entry)
         return self._tries[key]
 
+    def _doubted(self, result: Result) -> list[str]:
+        """Return why a result may not come out again."""
+        commit = str(result.content["source"].get("commit") or "")
+        return [f"of commit {own}, {text}" for own, text in self._doubts.items() if commit.startswith(own)]
+
     def _computed(self, entry: Entry, how: str, sources: Sequence[Entry]) -> Number:
         """Return a number that is computed from others, seed by seed."""
         if how in _FROM_TWO and len(sources) != 2:
@@ -305,6 +312,7 @@ class Reader:
             failed=_joined(part.failed for part in parts),
             outdated=_joined(part.outdated for part in parts),
             machines=_joined(part.machines for part in parts),
+            doubts=_joined(part.doubts for part in parts),
             changed=any(part.changed for part in parts),
             tries=0,
             stand_in=next((cell.stand_in for cell in (entry.cell, *(s.cell for s in sources)) if cell.stand_in), ""),
@@ -364,6 +372,7 @@ class Reader:
             outdated=tuple((source.table, source.id, result.seed) for result in outdated),
             changed=any(not result.same_source for result in done),
             machines=tuple(dict.fromkeys(map(_machine, done))),
+            doubts=tuple(dict.fromkeys(text for result in done for text in self._doubted(result))),
         )
 
 

@@ -12,7 +12,7 @@ from bespoke.report.page import markdown, parts
 from bespoke.report.table import aligned
 from bespoke.tables import words
 from bespoke.tables.beside import POINTS, REPETITIONS, Beside, Column, Number
-from bespoke.tables.reasons import Reason
+from bespoke.tables.reasons import ARGUED, TRIED, Reason
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +36,8 @@ class Counts:
     within_2: int = 0
     marked: int = 0
     explained: int = 0  # of the marked ones: with a reason
-    looked_into: int = 0  # of the marked ones: something is told, but the cause is open
+    tried: int = 0  # of the marked ones: the cause is open, after runs of this method on such data
+    argued: int = 0  # likewise, but judged by other methods, other data or the paper's own numbers
     own: int = 0  # of the paper's own method, begun
     own_near: int = 0  # of these: not marked
     failed: int = 0  # numbers for which a run failed
@@ -87,7 +88,8 @@ class Page:
             within_2=sum(number.within(2.0) for number in points),
             marked=len(marked),
             explained=sum(not reason.open for reason in known),
-            looked_into=sum(reason.open for reason in known),
+            tried=sum(reason.open == TRIED for reason in known),
+            argued=sum(reason.open == ARGUED for reason in known),
             own=len(own),
             own_near=sum(not number.marked for number in own),
             failed=sum(bool(number.failed) for number in self.beside.numbers),
@@ -96,7 +98,7 @@ class Page:
             winners_certain=sum(column.certain for column in decided),
             winners_tied=sum(column.winner_kept is False and not column.lost for column in decided),
             winners_explained=sum(not reason.open for reason in lost),
-            winners_looked_into=sum(reason.open for reason in lost),
+            winners_looked_into=sum(bool(reason.open) for reason in lost),
         )
 
     def _own(self, number: Number) -> bool:
@@ -264,6 +266,9 @@ class Page:
             said.append("Durations depend on the machine and are not held against the paper's.")
         if any(number.changed for number in numbers):
             said.append(f"{CHANGED} the method's source has changed since.")
+        for doubt in dict.fromkeys(text for number in numbers for text in number.doubts):
+            own = ((c, sum(doubt in number.doubts for number in c.numbers)) for c in columns)
+            said.append(f"{'; '.join(f'{c.cell.name}: {n} of {len(c.numbers)}' for c, n in own if n)} {doubt}")
         said += words.left_out(numbers)
         said += [f"failed: {text}" for text in dict.fromkeys(text for number in numbers for text in number.failed)]
         said += [

@@ -12,6 +12,7 @@ from bespoke.files import read_settings
 from bespoke.registry import closest
 
 NAME = "reasons.toml"
+TRIED, ARGUED = "tried", "argued"  # how it was looked into where the cause stays open: by runs of it, or from elsewhere
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Reason:
     evidence: tuple[
         str, ...
     ]  # files or tests: "results/readings/pfedme.json", "tests/algorithms/test_pfedme.py::test_steps"
-    open: bool = False  # whether it tells what was looked into, and leaves the cause open
+    open: str = ""  # where the cause stays open, how it was looked into: TRIED or ARGUED
 
 
 def read(root: Path) -> dict[str, Reason]:
@@ -48,15 +49,15 @@ def read(root: Path) -> dict[str, Reason]:
 def _reason(values: object, where: str) -> Reason:
     if not isinstance(values, dict) or values.keys() - {"also", "open"} != {"reason", "evidence"}:
         raise UserError(f"{where} must have a reason and its evidence; others that it serves may stand in also")
-    if not isinstance(values.get("open", False), bool):
-        raise UserError(f"{where}: open must be true or false, not {shown(values['open'])}")
+    if values.get("open", "") not in ("", TRIED, ARGUED):
+        raise UserError(f"{where}: open must be {TRIED!r} or {ARGUED!r}, not {shown(values['open'])}")
     evidence = values["evidence"] if isinstance(values["evidence"], list) else [values["evidence"]]
     for text in (values["reason"], *evidence):
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{where}: {shown(text)} is no text: write the reason and its evidence as strings")
     if not evidence:
         raise UserError(f"{where}: names no evidence: add a file of results/ or a test")
-    return Reason(" ".join(values["reason"].split()), tuple(evidence), values.get("open", False))
+    return Reason(" ".join(values["reason"].split()), tuple(evidence), values.get("open", ""))
 
 
 def check(reasons: Mapping[str, Reason], known: Collection[str], root: Path) -> None:

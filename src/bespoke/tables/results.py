@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 import bespoke
-from bespoke.errors import UserError
-from bespoke.files import write_atomic
+from bespoke.errors import UserError, shown
+from bespoke.files import read_settings, write_atomic
 from bespoke.report.groups import members
 from bespoke.report.metrics import Aggregates, Scores, aggregate
 from bespoke.tables.spec import Entry
 
 USUAL = Path("results")  # a folder that need not be there before the first sweep
+DOUBTS = "doubts.toml"  # among the results
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,16 @@ def current(root: Path, entry: Entry) -> tuple[dict[int, Result], list[Result]]:
 
     fitting = {seed: result for seed, result in there.items() if fits(result)}
     return fitting, [result for seed, result in there.items() if seed not in fitting]
+
+
+def doubts(root: Path) -> dict[str, str]:
+    """Return the commits whose results may not come out again, each with the reason; none if there is no such file."""
+    path = root / DOUBTS
+    told = read_settings(path, "hold doubts") if path.exists() else {}
+    for commit, text in told.items():
+        if len(commit) < 7 or not isinstance(text, str) or not text.strip():
+            raise UserError(f"{path}: {shown(commit)} must be a commit, of seven digits or more, with a sentence")
+    return {commit: " ".join(text.split()) for commit, text in told.items()}
 
 
 def left_out(table: str, seeds: Sequence[int]) -> str:

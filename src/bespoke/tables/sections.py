@@ -14,7 +14,7 @@ from bespoke.files import experiments_folder
 from bespoke.report.page import parts
 from bespoke.report.page.figures import Strip, against, axis, plain, strips
 from bespoke.report.page.parts import Chart, Code, Details, Link, Section, Words
-from bespoke.tables import readings, reasons, spec
+from bespoke.tables import readings, reasons, results, spec
 from bespoke.tables.beside import Number, Reader
 from bespoke.tables.page import Page
 from bespoke.tables.spec import Cell, Table
@@ -50,7 +50,8 @@ def sections_of(page: Page, root: Path) -> tuple[Section, ...]:
         paragraphs.append(("Draw it with ", Code(f"bespoke figure {table.name}"), f"{run}."))
     if said := agreement(page):
         paragraphs.append((said,))
-    with_numbers = bool(page.counts.cells or (table.kind == "table" and table.cells))
+    shown = any(number.published is not None or number.ours for number in page.beside.numbers)
+    with_numbers = shown or bool(table.kind == "table" and table.cells)
     first = Section(
         "table",
         f"{table.source}: {table.title}",
@@ -124,22 +125,49 @@ def _hover(number: Number) -> str:
 
 def _tried(table: Table, root: Path) -> Section | None:
     """Return how often the papers' words were read in another way, for the methods of a table; None if never."""
-    paper, items = table.name.partition("/")[0], list[Words]()
+    paper, texts, items = table.name.partition("/")[0], list[Words](), list[Words]()
     for own in readings.read(root):
         names = [row.name for row in table.rows if (row.algorithm or row.id) == own.method]
         if names and own.readings and own.column.partition("/")[0] == paper:
             others = f", and {own.others} more to see what decides" if own.others else ""
-            closest = "; the closest to the published number there, and so used everywhere: "
-            chosen = f"{closest}{own.chosen}" if own.chosen else ""
+            chosen = f"; chosen by its number there, and so used everywhere: {own.chosen}" if own.chosen else ""
             told = f"{names[0]}: {own.readings} tried on {own.column}{others}{chosen} ("
             items.append((told, Link(f"results/readings/{own.path.name}", own.path), ")."))
-    text: Words = (
-        "Where a paper leaves a setting open, every way to read it was run on one column. Which of them were written "
-        "down after first numbers were known, ",
-        Code("benchmarks/readings.py"),
-        " says.",
-    )
-    return Section("readings", "Readings tried", (text,), items=tuple(items)) if items else None
+    texts += [_ON_ONE_COLUMN] if items else []
+    questions = [each for each in _questions(paper) if table.kind == "table" and _methods(each) & _methods(table)]
+    for question in questions:
+        counted = [entry for entry in question.entries if "(" not in (entry.row.name[0], entry.cell.name[0])]
+        run = sum(bool(results.of(root, entry)) for entry in counted)
+        told = f"{question.source}: {run} of {len(counted)} numbers of the question are there ("
+        items.append((told, Link(question.name, question.path), ")."))
+    texts += [_IN_A_QUESTION] if questions else []
+    return Section("readings", "Readings tried", tuple(texts), items=tuple(items)) if items else None
+
+
+_ON_ONE_COLUMN: Words = (
+    "Where a paper leaves a setting open, ways to read it were run on one column. Chosen was the first in the order "
+    "written down of those within 0.3 points of the closest to the published number. Which were left out, or written "
+    "down after first numbers were known, ",
+    Code("docs/methods"),
+    " and ",
+    Code("benchmarks/readings.py"),
+    " say. Earlier versions ran them, which noted no commit: in the tables the same settings give up to 0.5 points "
+    "more or less.",
+)
+_IN_A_QUESTION: Words = (
+    "Which readings an open question tries, how one is chosen, and what its numbers show, the page of open questions "
+    "says.",
+)
+
+
+def _questions(paper: str) -> list[Table]:
+    """Return the tables of open questions that try readings for a paper's tables."""
+    tables = map(spec.read, spec.listed().values())
+    return [table for table in tables if table.readings_for == paper]
+
+
+def _methods(table: Table) -> set[str]:
+    return {entry.algorithm for entry in table.entries if entry.runs}
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

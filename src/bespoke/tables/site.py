@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,14 +69,20 @@ class Site:
         seconds: dict[str, float] = {}
         for key in keys:
             content = self.trainings[key].content
-            environment = content.get("environment", {})
-            device = str(environment.get("device", "unknown device"))
-            own = float(content.get("seconds") or 0.0) / (environment.get("side_by_side") or 1)
-            seconds[device] = seconds.get(device, 0.0) + own
+            own = float(content.get("seconds") or 0.0) / (content.get("environment", {}).get("side_by_side") or 1)
+            seconds[self._device(key)] = seconds.get(self._device(key), 0.0) + own
         return dict(sorted(seconds.items()))
 
+    def _device(self, key: str) -> str:
+        return str(self.trainings[key].content.get("environment", {}).get("device", "unknown device"))
+
     def _spent_told(self, keys: Iterable[str]) -> str:
-        told = (f"about {value:,.0f} s on one {device}" for device, value in self._spent(keys).items())
+        keys = [*keys]
+        number = Counter(map(self._device, keys))
+        told = (
+            f"{number[device]} training{'s' * (number[device] > 1)}, about {seconds:,.0f} s on one {device}"
+            for device, seconds in self._spent(keys).items()
+        )
         return "; ".join(told) or "nothing run"
 
     # --- the pages --------------------------------------------------------------------------------------------------
@@ -118,8 +125,29 @@ class Site:
             *markdown_table(["paper", *_agreement(self._total)], well),
             "",
             *_WELL,
+            "",
+            "## What is aimed at",
+            "",
+            *markdown_table(["aim", "needed", "so far"], self._aims(by_paper)),
         ]
         return "\n".join(lines) + "\n"
+
+    def _aims(self, by_paper: dict[str, list[Page]]) -> list[list[str]]:
+        """Return what is aimed at, paper by paper and for all, and how far it is."""
+        aims = []
+        for pages in by_paper.values():
+            own = sum((page.counts for page in pages), Counts())
+            if own.own:
+                what = f"{pages[0].beside.table.paper}: numbers of its own method that are not marked"
+                aims.append([for_markdown(what), f"{math.ceil(0.75 * own.own)} of {own.own}", str(own.own_near)])
+        all = self._total
+        if all.columns:
+            kept = f"{all.winners_kept}, and {all.winners_explained} with a reason for another one"
+            aims.append(
+                ["columns with the paper's best method", f"{math.ceil(2 / 3 * all.columns)} of {all.columns}", kept]
+            )
+        told = f"{all.explained}, and {all.tried} tried with the cause open"
+        return [*aims, ["marked numbers with a reason", f"all {all.marked}", told]]
 
     def _held_told(self) -> list[str]:
         """Return for how long devices were held for all of it, if that is written down."""
@@ -151,7 +179,9 @@ class Site:
             whole = len(draw["drawn"])
             today = "" if now == then else f", {now} of {whole} the one that it has today"
             unfinished = f", {whole - len(cells)} came to no end" if len(cells) < whole else ""
-            where = f"Draw {len(told) + 1}, on one {draw['device']}"
+            data = f" of {' and '.join(draw['data'])}" if "data" in draw else ""
+            where = f"Draw {len(told) + 1}, on one {draw['device']}, of {draw['drawn_of']:,} results{data}"
+            where += f" whose trainings took at most {draw['longest_seconds']:,.0f} s"
             told.append(f"- {where}: {then} of {whole} gave the number that the cell had{today}{unfinished}.")
         return [
             "",
@@ -268,8 +298,9 @@ def _agreement(counts: Counts) -> dict[str, str]:
         "within 2": _of(counts.within_2, counts.points),
         "own method not marked": _of(counts.own_near, counts.own),
         "marked, with a reason": str(counts.explained),
-        "marked, cause open": str(counts.looked_into),
-        "marked, nothing known": str(counts.marked - counts.explained - counts.looked_into),
+        "marked, tried, cause open": str(counts.tried),
+        "marked, judged from elsewhere": str(counts.argued),
+        "marked, nothing known": str(counts.marked - counts.explained - counts.tried - counts.argued),
         "best method kept": _of(counts.winners_kept, counts.columns),
         "of these told apart": str(counts.winners_certain),
         "other, not told apart": str(counts.winners_tied),
@@ -292,12 +323,13 @@ _FAR = [
 ]
 _WELL = [
     "Of what was run as the paper tells: accuracies within 1 and 2 points of the published ones; accuracies of the",
-    "paper's own method that are not marked as far away; marked numbers of any method, with a reason, with what was",
-    "looked into while the cause is open, and without. The best method is kept where the paper's best of a column is",
-    "ours too, among the methods that were run. Two methods are told apart by a lead of more than two standard",
-    "deviations over three or more seeds that both have, or of more than 1.5 points over fewer. Where another one is",
-    "best and told apart, it has a reason, one that leaves the cause open, or none. Several numbers and columns are",
-    "often of one training ([what other counts would be](../tables.md#what-is-counted)). Where a table has several",
-    "readings of the same printed numbers, the first is counted. Papers of which no such number has been run are left",
-    "out.",
+    "paper's own method that are not marked as far away; marked numbers of any method: with a reason; with runs of",
+    "that method on such data that leave the cause open; with what speaks about it from elsewhere, which is other",
+    "methods, other data or the paper's own numbers, and leaves it open too; and without anything. The best method is",
+    "kept where the paper's best of a column is ours too, among the methods that were run. Two methods are told apart",
+    "by a lead of more than two standard deviations over three or more seeds that both have, or of more than 1.5",
+    "points over fewer. Where another one is best and told apart, it has a reason, one that leaves the cause open, or",
+    "none. Several numbers and columns are often of one training, and some columns chose a reading ([what other",
+    "counts would be](../tables.md#what-is-counted)). Where a table has several readings of the same printed numbers,",
+    "the first is counted. Papers of which no such number has been run are left out.",
 ]

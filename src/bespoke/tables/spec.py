@@ -155,6 +155,7 @@ class Table:
     selection: str = "last"
     published_over: str = ""
     seed: int = 0  # which is run where none is given
+    readings_for: str = ""  # the paper whose readings it tries; rows and columns in brackets are none
     rows: tuple[Row, ...] = ()
     cells: tuple[Cell, ...] = ()
 

@@ -79,7 +79,7 @@ def _derivation(entry: Entry, table: Table, shown: Collection[str]) -> str | Non
     row, cell = entry.row, entry.cell
     if row.best_of:
         labels = {each.id: each.name for each in table.rows}
-        return f"the best of {' and '.join(labels[id] for id in row.best_of)}, chosen on the test rows"
+        return f"the best of {' and '.join(labels[id] for id in row.best_of)}, chosen on the test rows, seed by seed"
     if cell.kind == "benchmark":
         return _BENCHMARKS.get(cell.how, cell.how)
     if cell.kind != "derived" or cell.how not in _DERIVED:
