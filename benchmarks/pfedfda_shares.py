@@ -28,6 +28,7 @@ from bespoke.core.local import Local
 from bespoke.core.settings import Training
 from bespoke.maths import gaussian
 from bespoke.models import ModelSettings, build_task
+from bespoke.runs.execution import code_commit
 from bespoke.tables import results, spec
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +117,7 @@ def write_results(case: dict[str, Any], root: Path = ROOT / "results") -> None:
             told = {"table": entry.table, "cell": entry.id, "seed": 0, "status": "done", "evaluate": [], "view": ""}
             settings = {"model": {"name": "cifar_cnn"}, "training": asdict(TRAINING), "classes": case["classes"]}
             about = {"settings": settings, "environment": {"device": "cpu", "precision": "fp32"}, "seconds": 0.0}
-            source = {"bespoke": bespoke.__version__, "commit": None, "modules": [], "method": None}
+            source = {"bespoke": bespoke.__version__, "commit": code_commit(), "modules": [], "method": None}
             value = {"value": case["percent"][entry.row.id], "source": source}
             results.write(root, entry, told | about | value)
 

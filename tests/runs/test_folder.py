@@ -376,6 +376,6 @@ def test_the_commit_of_a_changed_checkout_says_so(changes, told, monkeypatch):
     monkeypatch.setattr(execution, "subprocess", SimpleNamespace(SubprocessError=OSError, **vars(asked)))
     monkeypatch.setattr(execution.Path, "exists", lambda path: True)
     monkeypatch.delenv("BESPOKE_COMMIT", raising=False)
-    assert execution._git_hash() == told
+    assert execution.code_commit() == told
     monkeypatch.setenv("BESPOKE_COMMIT", "def")
-    assert execution._git_hash() == "def"
+    assert execution.code_commit() == "def"

@@ -1,5 +1,7 @@
 """Numbers that are counted from models and methods, and how they become results of a table."""
 
+import json
+
 import paper_tables
 import pytest
 from small_runs import command
@@ -79,9 +81,14 @@ def test_they_become_results(tmp_path):
     assert numbers["cifar10/linear"] == 512 * 10 + 10 and len(numbers) == 8
 
 
-def test_counting_again_changes_no_file(tmp_path):
+def test_counting_again_changes_no_file_that_names_its_commit(tmp_path, monkeypatch):
     table = spec.find("pfedvmp/t4")
+    monkeypatch.setattr(counting, "code_commit", lambda: None)
     counting.count([table], tmp_path, ["cifar10"])
+    monkeypatch.setattr(counting, "code_commit", lambda: "abc")
+    counting.count([table], tmp_path, ["cifar10"])
+    assert {json.loads(path.read_text())["source"]["commit"] for path in tmp_path.rglob("*.json")} == {"abc"}
+    monkeypatch.setattr(counting, "code_commit", lambda: "def")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     counting.count([table], tmp_path, ["cifar10"])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before and len(before) == 2

@@ -381,7 +381,7 @@ def environment_of(experiment: Experiment, federation: Federation, label: str) -
     device = federation.task.device
     return {
         "bespoke": __version__,
-        "git": _git_hash(),
+        "git": code_commit(),
         "experiment": label,
         "paths_from": os.path.abspath(experiment.folder),
         "python": platform.python_version(),
@@ -403,7 +403,7 @@ def _device_seconds(clients: Clients) -> dict[str, Any]:
     return {"device_seconds": seconds} if seconds else {}
 
 
-def _git_hash() -> str | None:
+def code_commit() -> str | None:
     """Return what ``BESPOKE_COMMIT`` says, else the commit of a checkout, with "-dirty" if its files were changed."""
     root, named = Path(__file__).parents[3], os.environ.get("BESPOKE_COMMIT")
     if named or not (root / ".git").exists():

@@ -13,6 +13,7 @@ from bespoke.data.settings import DataSettings
 from bespoke.data.sources.catalogue import CATALOGUE
 from bespoke.errors import UserError
 from bespoke.models import build_task
+from bespoke.runs.execution import code_commit
 from bespoke.runs.experiment import Experiment, load
 from bespoke.tables import results
 from bespoke.tables.reading import about
@@ -30,7 +31,8 @@ def count(tables: Iterable[Table], root: Path, cells: Sequence[str] = ()) -> int
     ]
     for entry in wanted:
         content, there = counted(entry), results.at(root, entry, 0)
-        if there is None or there.content.get("value") != content["value"]:  # else no file changes
+        known = there is not None and there.content["source"].get("commit")
+        if there is None or not known or there.content.get("value") != content["value"]:  # else no file changes
             results.write(root, entry, content)
     return len(wanted)
 
@@ -47,7 +49,7 @@ def counted(entry: Entry) -> dict[str, Any]:
         "status": "done",
         "view": "",
         "value": COUNTS[entry.cell.how](experiment, entry.row.id),
-        "source": {"bespoke": __version__, "commit": None, "modules": [], "method": None},
+        "source": {"bespoke": __version__, "commit": code_commit(), "modules": [], "method": None},
         "environment": {},
         "seconds": 0.0,
     }
