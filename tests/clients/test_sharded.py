@@ -340,7 +340,7 @@ def drive(root: Path) -> None:
             raise RuntimeError("Connection closed by peer")
 
         late = mock.patch.object(dist, "init_process_group", meeting)
-        with late if os.environ["RANK"] == "1" else contextlib.nullcontext():
+        with late if os.environ["RANK"] == "0" else contextlib.nullcontext():  # the one that tells mistakes of its own
             bespoke_command("evaluate", root / "command")
 
     pair(root, "left behind", left_behind)
@@ -511,6 +511,16 @@ def test_a_mistake_is_told_once_and_ends_both(name, sentence, driven):
     assert len(told) == 1 and sentence in told[0], case
     assert "Traceback" not in "".join(case.said)
     assert case.seconds < 30
+
+
+def test_processes_that_do_not_know_where_to_meet_end_with_a_sentence(tmp_path):
+    """RANK and WORLD_SIZE alone, as a leftover of another launcher may be."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MASTER_")} | {"RANK": "1", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "bespoke", "evaluate", str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("bespoke: process 1 cannot meet the others: ") and done.stderr.count("\n") == 1
+    assert "MASTER_ADDR" in done.stderr
 
 
 def test_an_error_in_one_process_is_told_by_it_and_ends_both(driven):

@@ -168,3 +168,28 @@ def test_the_pages_of_all_papers_use_these_sections(table, root):
     first, *others = sections.sections_of(page, root)
     assert "\n".join(markdown.section_lines(first, str)) in text
     assert all(f"### {other.title}\n" in text for other in others)
+
+
+def test_readings_that_a_question_tries_are_counted(tmp_path, monkeypatch):
+    """Numbers that are there, of those that are not in brackets; a failed run is none."""
+    table, root = paper_tables.make(tmp_path), tmp_path / "results"
+    paper_tables.put(root, table, "easy/ditto", 0, 74.0)
+    text = paper_tables.TABLE.replace("[[row]]", 'readings_for = "maker"\n[[row]]', 1)
+    text = text.replace('title = "Accuracy', 'title = "Another').replace('label = "Other"', 'label = "(Other)"')
+    with pytest.raises(UserError, match="readings_for: there is no paper 'makre' in this folder"):
+        paper_tables.make(tmp_path, text.replace('"maker"', '"makre"'), "questions/q")
+    question = paper_tables.make(tmp_path, text, "questions/q")
+    paper_tables.put(root, question, "easy/ditto", 0, 70.0)
+    paper_tables.put(root, question, "other/ditto", 0, 70.0)
+    paper_tables.fail(root, question, "easy/fedavg", 0, "It broke.")
+    monkeypatch.setattr(sections.spec, "listed", lambda: {"questions/q": question.path})
+    told = "Another by data set: 1 of 9 numbers of its readings are there"
+    assert told in html(page_of(table, root))
+    cleared = paper_tables.TABLE.replace('algorithm = "pfedfda"', 'algorithm = "fedrep"').replace(
+        'id = "ditto"', 'id = "apfl"'
+    )
+    cleared = cleared.replace("ditto =", "apfl =").replace('algorithm = "fedavg_ft"', 'algorithm = "moon"')
+    cleared = cleared.replace('set = ["algorithm.folds=3"]\n', "").replace('view = "global"\n', "")
+    others = paper_tables.make(tmp_path, cleared, "maker/t2")  # none of whose methods the question has
+    paper_tables.put(root, others, "easy/apfl", 0, 74.0)
+    assert "Readings tried" not in html(page_of(others, root))

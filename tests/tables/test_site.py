@@ -201,9 +201,12 @@ def test_what_is_aimed_at_is_told_with_how_far_it_is(tmp_path):
 def test_numbers_of_a_commit_in_doubt_are_told_below_their_table(root, table):
     source = {"modules": [], "method": None, "commit": "0123456789abcdef"}
     paper_tables.put(root, table, "easy/ditto", 0, 74.0, source=source)
-    assert "of commit" not in pages(root, table)["maker.md"]
-    (root / "doubts.toml").write_text('0123456 = "whose machine\\nwas broken."\n')
-    assert "- Easy: 1 of 3 of commit 0123456, whose machine was broken.\n" in pages(root, table)["maker.md"]
+    text = paper_tables.TABLE.replace('id = "lost"', 'id = "twice"\nkind = "derived"\nhow = "mean"\nof = ["easy"]', 1)
+    table = paper_tables.make(root.parent, text.replace('missing = "its data are private"\n', ""))
+    assert "Commit" not in pages(root, table)["maker.md"]
+    (root / "doubts.toml").write_text('0123456 = "Its machine\\nwas broken."\n')
+    told = "- Commit 0123456: Its machine was broken. Numbers that such a result is, or is a part of: "
+    assert f"{told}Easy: 1 of 3; Lost: 1 of 3.\n" in pages(root, table)["maker.md"]
     for told in ('0123456 = ""\n', "0123456 = 3\n", '012 = "too short"\n'):
         (root / "doubts.toml").write_text(told)
         with pytest.raises(UserError, match=r"doubts.toml: .* must be a commit, of seven digits or more, with a"):

@@ -51,7 +51,7 @@ def join() -> None:
         _launcher = os.getppid()
         try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        except RuntimeError as error:  # a quicker one may also have ended by a mistake, which it reports
+        except (RuntimeError, ValueError) as error:  # one that has met the others may have ended, and reports why
             raise PeerLostError(f"process {os.environ['RANK']} cannot meet the others: {reason(error)}") from error
         atexit.register(dist.destroy_process_group)
 
@@ -385,8 +385,8 @@ def fail(text: str, code: int) -> NoReturn:
             marks.set("told", "")
         else:
             marks.wait(["told"], PATIENCE)  # ending before the other has reported could end it too
-    except RuntimeError:
-        _tell(text)  # the keeper of the marks is gone: better reported twice than never
+    except (RuntimeError, KeyError):
+        _tell(text)  # the keeper of the marks is gone, or was never named: better reported twice than never
     os._exit(code)
 
 

@@ -404,7 +404,7 @@ def _device_seconds(clients: Clients) -> dict[str, Any]:
 
 
 def code_commit() -> str | None:
-    """Return what ``BESPOKE_COMMIT`` says, else the commit of a checkout, with "-dirty" if its files were changed."""
+    """Return what ``BESPOKE_COMMIT`` says, else the commit of a checkout, with "-dirty" if its code was changed."""
     root, named = Path(__file__).parents[3], os.environ.get("BESPOKE_COMMIT")
     if named or not (root / ".git").exists():
         return named
@@ -413,7 +413,7 @@ def code_commit() -> str | None:
             subprocess.run(
                 ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
             ).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "-s", "-uno"))
+            for words in (("rev-parse", "HEAD"), ("status", "-s", "-uno", "--", "src"))
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -41,7 +41,7 @@ class Number:
     changed: bool = False  # whether the method's source is another by now
     tries: int = 0  # results with other settings that are kept beside it
     machines: tuple[str, ...] = ()  # "NVIDIA H200, bf16"
-    doubts: tuple[str, ...] = ()  # why it may not come out again, in a sentence each
+    doubts: tuple[str, ...] = ()  # why it may not come out again
 
     @property
     def id(self) -> str:
@@ -288,7 +288,7 @@ class Reader:
     def _doubted(self, result: Result) -> list[str]:
         """Return why a result may not come out again."""
         commit = str(result.content["source"].get("commit") or "")
-        return [f"of commit {own}, {text}" for own, text in self._doubts.items() if commit.startswith(own)]
+        return [f"Commit {own}: {text}" for own, text in self._doubts.items() if commit.startswith(own)]
 
     def _computed(self, entry: Entry, how: str, sources: Sequence[Entry]) -> Number:
         """Return a number that is computed from others, seed by seed."""

@@ -31,8 +31,8 @@ def count(tables: Iterable[Table], root: Path, cells: Sequence[str] = ()) -> int
     ]
     for entry in wanted:
         content, there = counted(entry), results.at(root, entry, 0)
-        known = there is not None and there.content["source"].get("commit")
-        if there is None or not known or there.content.get("value") != content["value"]:  # else no file changes
+        told = there.content if there else {"source": {}}
+        if not told["source"].get("commit") or told.get("value") != content["value"]:  # else no file changes
             results.write(root, entry, content)
     return len(wanted)
 

@@ -46,7 +46,7 @@ class Counts:
     winners_certain: int = 0  # of these: told apart from all others
     winners_tied: int = 0  # another one is best, but not told apart from the paper's
     winners_explained: int = 0  # another one is best, and told apart, with a reason
-    winners_looked_into: int = 0  # likewise, but what is told leaves the cause open
+    winners_open: int = 0  # likewise, but what is told leaves the cause open
 
     def __add__(self, other: Counts) -> Counts:
         """Return the sum."""
@@ -98,7 +98,7 @@ class Page:
             winners_certain=sum(column.certain for column in decided),
             winners_tied=sum(column.winner_kept is False and not column.lost for column in decided),
             winners_explained=sum(not reason.open for reason in lost),
-            winners_looked_into=sum(bool(reason.open) for reason in lost),
+            winners_open=sum(bool(reason.open) for reason in lost),
         )
 
     def _own(self, number: Number) -> bool:
@@ -267,8 +267,9 @@ class Page:
         if any(number.changed for number in numbers):
             said.append(f"{CHANGED} the method's source has changed since.")
         for doubt in dict.fromkeys(text for number in numbers for text in number.doubts):
-            own = ((c, sum(doubt in number.doubts for number in c.numbers)) for c in columns)
-            said.append(f"{'; '.join(f'{c.cell.name}: {n} of {len(c.numbers)}' for c, n in own if n)} {doubt}")
+            own = ((column, sum(doubt in number.doubts for number in column.numbers)) for column in columns)
+            told = (f"{c.cell.name}: {n} of {sum(bool(number.ours) for number in c.numbers)}" for c, n in own if n)
+            said.append(f"{doubt} Numbers that such a result is, or is a part of: {'; '.join(told)}.")
         said += words.left_out(numbers)
         said += [f"failed: {text}" for text in dict.fromkeys(text for number in numbers for text in number.failed)]
         said += [

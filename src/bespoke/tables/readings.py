@@ -16,7 +16,7 @@ class Readings:
     path: Path
     method: str
     column: str  # "pfedfda/cifar10_dir0.5", the run file
-    chosen: str  # the reading whose number is closest to the published one
+    chosen: str  # the first of those within 0.3 points of the closest to the published number
     readings: int  # that the paper's words allow
     others: int  # run beside them, to see what decides
 

@@ -14,10 +14,10 @@ from bespoke.files import experiments_folder
 from bespoke.report.page import parts
 from bespoke.report.page.figures import Strip, against, axis, plain, strips
 from bespoke.report.page.parts import Chart, Code, Details, Link, Section, Words
-from bespoke.tables import readings, reasons, results, spec
+from bespoke.tables import readings, reasons, spec
 from bespoke.tables.beside import Number, Reader
 from bespoke.tables.page import Page
-from bespoke.tables.spec import Cell, Table
+from bespoke.tables.spec import Cell, Entry, Table
 
 
 def page_of(name: str, root: Path) -> parts.Page:
@@ -50,8 +50,10 @@ def sections_of(page: Page, root: Path) -> tuple[Section, ...]:
         paragraphs.append(("Draw it with ", Code(f"bespoke figure {table.name}"), f"{run}."))
     if said := agreement(page):
         paragraphs.append((said,))
-    shown = any(number.published is not None or number.ours for number in page.beside.numbers)
-    with_numbers = shown or bool(table.kind == "table" and table.cells)
+    if table.kind == "table":
+        with_numbers = bool(table.cells)
+    else:
+        with_numbers = table.figure in _OF_NUMBERS and bool(page.shown().rows)
     first = Section(
         "table",
         f"{table.source}: {table.title}",
@@ -63,7 +65,10 @@ def sections_of(page: Page, root: Path) -> tuple[Section, ...]:
     misses, losses = (tuple((text,) for text in own) for own in (page.misses, page.losses))
     marked = Section("marked", "Marked numbers", items=misses) if misses else None
     lost = Section("lost", "Other best methods", items=losses) if losses else None
-    return tuple(filter(None, (first, marked, lost, _tried(table, root), _settings(page, root))))
+    return tuple(filter(None, (first, marked, lost, _readings(table, root), _settings(page, root))))
+
+
+_OF_NUMBERS = ("curves", "epochs", "hierarchy", "rows")  # figures that draw a table's numbers
 
 
 def agreement(page: Page) -> str:
@@ -123,7 +128,7 @@ def _hover(number: Number) -> str:
 # --- readings -------------------------------------------------------------------------------------------------------
 
 
-def _tried(table: Table, root: Path) -> Section | None:
+def _readings(table: Table, root: Path) -> Section | None:
     """Return how often the papers' words were read in another way, for the methods of a table; None if never."""
     paper, texts, items = table.name.partition("/")[0], list[Words](), list[Words]()
     for own in readings.read(root):
@@ -134,11 +139,11 @@ def _tried(table: Table, root: Path) -> Section | None:
             told = f"{names[0]}: {own.readings} tried on {own.column}{others}{chosen} ("
             items.append((told, Link(f"results/readings/{own.path.name}", own.path), ")."))
     texts += [_ON_ONE_COLUMN] if items else []
-    questions = [each for each in _questions(paper) if table.kind == "table" and _methods(each) & _methods(table)]
+    questions = [each for each in _questions(paper) if _methods(each) & _methods(table)]
     for question in questions:
-        counted = [entry for entry in question.entries if "(" not in (entry.row.name[0], entry.cell.name[0])]
-        run = sum(bool(results.of(root, entry)) for entry in counted)
-        told = f"{question.source}: {run} of {len(counted)} numbers of the question are there ("
+        numbers = [n for n in Reader(root).beside(question).numbers if not _in_brackets(n.entry)]
+        run = f"{sum(bool(n.ours) for n in numbers)} of {len(numbers)}"
+        told = f"{question.title}: {run} numbers of its readings are there ("
         items.append((told, Link(question.name, question.path), ")."))
     texts += [_IN_A_QUESTION] if questions else []
     return Section("readings", "Readings tried", tuple(texts), items=tuple(items)) if items else None
@@ -151,19 +156,21 @@ _ON_ONE_COLUMN: Words = (
     Code("docs/methods"),
     " and ",
     Code("benchmarks/readings.py"),
-    " say. Earlier versions ran them, which noted no commit: in the tables the same settings give up to 0.5 points "
-    "more or less.",
+    " say. They were run by earlier versions of the code, whose commit was not noted; in the tables the same settings "
+    "give up to 0.5 points more or less.",
 )
-_IN_A_QUESTION: Words = (
-    "Which readings an open question tries, how one is chosen, and what its numbers show, the page of open questions "
-    "says.",
-)
+_IN_A_QUESTION: Words = ("Open questions try further readings; their page says whether one is chosen.",)
 
 
 def _questions(paper: str) -> list[Table]:
     """Return the tables of open questions that try readings for a paper's tables."""
     tables = map(spec.read, spec.listed().values())
     return [table for table in tables if table.readings_for == paper]
+
+
+def _in_brackets(entry: Entry) -> bool:
+    """Return whether a question has it only to show what decides."""
+    return entry.row.name.startswith("(") or entry.cell.name.startswith("(")
 
 
 def _methods(table: Table) -> set[str]:

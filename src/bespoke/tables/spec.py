@@ -309,6 +309,8 @@ def _check(table: Table) -> None:
         for other in row.best_of:
             _check_choice(other, rows, f"{where}: row {row.id}: best_of")
     _check_choice(table.kind, ("table", "figure"), f"{where}: kind")
+    if table.readings_for and not (table.path.parents[2] / table.readings_for).is_dir():
+        raise UserError(f"{where}: readings_for: there is no paper {shown(table.readings_for)} in this folder")
     if table.seed < 0:
         raise UserError(f"{where}: seed must not be negative, and is {table.seed}")
     if table.kind == "figure" and not table.figure:
