@@ -8,7 +8,7 @@ paper's Fashion-MNIST points there too: with WRN-16-2 its FedAvg has 28.90 % and
 
 This script trains the same federation one client after another with either norm; with GroupNorm it must agree with the
 library, which shows that nothing else differs. Averages include the running statistics. A client is tested with the
-averaged model; FedPer's with its own head, LG-FedAvg's with its own body.
+averaged model; FedPer's with its own head, LG-FedAvg's with its own body, both if it has taken part.
 
 ``python benchmarks/batch_norm.py --out results/batch_norm.json`` trains what the file lacks. A step is one CUDA
 graph where there is a GPU. ``--set`` changes settings: ``training.rate=0.1``, or ``training.rounds=2`` for a small
@@ -117,7 +117,8 @@ def trained(method: str, norm: str, settings: list[str], seed: int, device: torc
     model = network(norm, data.num_classes).to(device)
     first = {name: value.clone() for name, value in model.state_dict().items()}
     desk, shared = Desk(model, experiment, device), first
-    kept: list[State] = [{} for _ in clients]
+    kept: list[State] = [{name: value for name, value in first.items() if own(method, name)} for _ in clients]
+    met = set[int]()
     curve = {}
     for number in range(1, rounds + 1):
         model.train()
@@ -125,11 +126,13 @@ def trained(method: str, norm: str, settings: list[str], seed: int, device: torc
         after = {i: desk.train(shared | kept[i], *train[i], experiment.training.epochs) for i in cohort}
         shared = {name: torch.stack([each[name].double() for each in after.values()]).mean(0) for name in shared}
         shared = {name: value.to(first[name].dtype) for name, value in shared.items()}
+        met |= after.keys()
         for i, state in after.items():
             kept[i] = {name: value for name, value in state.items() if own(method, name)}
         if number % 10 == 0 or number == rounds:
             model.eval()
-            accuracies = [_accuracy(model, shared | kept[i], *test[i]) for i in clients]
+            tested = clients if method == "fedavg" else sorted(met)
+            accuracies = [_accuracy(model, shared | kept[i], *test[i]) for i in tested]
             curve[number] = round(100 * fmean(accuracies), 2)
             print(f"{method}, {norm} norm, round {number}: {curve[number]:.2f} %", flush=True)
     return {
