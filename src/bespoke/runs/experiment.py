@@ -199,7 +199,7 @@ def find(name: str) -> Path:
     hint = f" (did you mean {meant[0]!r}?)" if meant else closest(name, named)
     raise UserError(
         f"there is no experiment file {shown(name)} and no shipped experiment of that name{hint}; "
-        f"the shipped ones are {', '.join(named)}"
+        "bespoke list experiments shows them"
     )
 
 
