@@ -232,7 +232,7 @@ def test_an_experiment_is_found_by_path_and_by_name(tmp_path, monkeypatch):
 
 
 def test_a_name_that_is_none_shows_the_closest():
-    with pytest.raises(UserError, match=r"no experiment file 'dmeo' .*did you mean 'demo'\?\).*ones are .*demo"):
+    with pytest.raises(UserError, match=r"no experiment file 'dmeo' .*did you mean 'demo'\?\); bespoke list exp"):
         find("dmeo")
 
 

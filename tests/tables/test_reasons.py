@@ -27,7 +27,11 @@ def known(id: str, reason: reasons.Reason) -> set[float]:
             told = json.loads((ROOT.parent / file).read_text(encoding="utf-8"))
             if "curve" in told:
                 found |= of_result(told)
-            found |= {*told.get("published", {}).values(), *(attempt["pooled"] for attempt in told.get("tries", ()))}
+            if isinstance(told, dict):  # else a benchmark's list of runs
+                found |= {
+                    *told.get("published", {}).values(),
+                    *(attempt["pooled"] for attempt in told.get("tries", ())),
+                }
     paper, table, cell, *row = id.split("/")
     for entry in spec.find(f"{paper}/{table}").entries:
         if entry.row.id == row[0] if row else entry.cell.id == cell:
@@ -70,7 +74,7 @@ def was_tried(id: str, reason: reasons.Reason) -> bool:
         return False
     shown = next(iter(results.of(ROOT, entry).values())).content["settings"]
     told = [json.loads((ROOT.parent / file).read_text()) for file in reason.evidence if file.endswith(".json")]
-    runs = [each["settings"] for own in told for each in own.get("tries", [own])]
+    runs = [each["settings"] for own in told if isinstance(own, dict) for each in own.get("tries", [own])]
     runs = [run for run in runs if run["algorithm"]["name"] == shown["algorithm"]["name"]]
     same = {key: shown["data"][key] for key in ALIKE}
     others = [run for run in runs if {key: run["data"][key] for key in ALIKE} == same and run != shown]
