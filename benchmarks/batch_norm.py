@@ -6,9 +6,9 @@ clients with different classes they fit none of them, and averaged over a few cl
 paper's Fashion-MNIST points there too: with WRN-16-2 its FedAvg has 28.90 % and its FedPAC 65.50 %, with ResNet-18
 76.60 and 90.50 %, while LG-FedAvg, whose clients keep their bodies, has 90.35 and 93.05 %.
 
-This script trains the same federation one client after another with either norm; with GroupNorm it must agree with the
-library, which shows that nothing else differs. Averages include the running statistics. A client is tested with the
-averaged model; FedPer's with its own head, LG-FedAvg's with its own body, both if it has taken part.
+This script trains the same federation one client after another with either norm; with GroupNorm it should agree with
+the library, which would show that nothing else differs. Averages include the running statistics. A client is tested
+with the averaged model; FedPer's with its own head, LG-FedAvg's with its own body, both if it has taken part.
 
 ``python benchmarks/batch_norm.py --out results/batch_norm.json`` trains what the file lacks. A step is one CUDA
 graph where there is a GPU. ``--set`` changes settings: ``training.rate=0.1``, or ``training.rounds=2`` for a small
