@@ -1,4 +1,4 @@
-"""What BatchNorm does to FedLDA's federation: FedAvg, FedPer and LG-FedAvg with it and with GroupNorm, in plain torch.
+"""What BatchNorm does to FedLDA's federation: four methods with it and with GroupNorm, in plain torch.
 
 FedLDA's paper does not tell the norm of its networks. Its FedAvg has 25 % with WRN-16-2 on CIFAR-10, and ours, with
 GroupNorm, twice as much. BatchNorm keeps running means and variances, which `bespoke` does not offer: averaged over
@@ -9,17 +9,20 @@ paper's Fashion-MNIST points there too: with WRN-16-2 its FedAvg has 28.90 % and
 This script trains the same federation one client after another with either norm; with GroupNorm it should agree with
 the library, which would show that nothing else differs. Averages include the running statistics. A client is tested
 with the averaged model; FedPer's with its own head, LG-FedAvg's with its own body, both if it has taken part.
+FedLDA's head is that of the shared statistics with the client's own shares of classes, fixed while the body trains;
+features of whole data sets are taken with the running statistics.
 
 ``python benchmarks/batch_norm.py --out results/batch_norm.json`` trains what the file lacks. A step is one CUDA
 graph where there is a GPU. ``--set`` changes settings: ``training.rate=0.1``, or ``training.rounds=2`` for a small
-test; ``--seed 10`` takes the partition of the open questions.
+test; ``--seed 10`` takes the partition of the open questions; ``--bf16`` computes as the library's tables do.
+Results are kept as they come: one that was stopped shows the rounds that it had, and is trained anew when asked for.
 """
 
 import argparse
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,8 +31,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bespoke.algorithms import FedLDA
 from bespoke.core import rng
 from bespoke.files import write_atomic
+from bespoke.maths import gaussian
 from bespoke.models.layers import GroupNorm
 from bespoke.models.settings import ModelSettings
 from bespoke.models.wide_resnet import wrn16_2
@@ -38,7 +43,8 @@ from bespoke.runs.execution import code_commit
 from bespoke.runs.experiment import Experiment, load
 
 RUN_FILE = "fedlda/cifar10_wrn16_2"
-METHODS = ("fedavg", "fedper", "lg_fedavg")
+METHODS = ("fedavg", "fedper", "lg_fedavg", "fedlda")
+NAMED_BY = ("method", "norm", "set", "seed", "precision")  # what tells one result from another
 State = dict[str, Tensor]
 
 
@@ -58,10 +64,15 @@ class Desk:
 
     def __init__(self, model: nn.Module, experiment: Experiment, device: torch.device) -> None:
         """Record a step on a batch of the experiment's size, where there is a GPU."""
-        training = experiment.training
+        training, method = experiment.training, experiment.method
         self.model, self.batch = model, training.batch
+        self.lam = method.lam if isinstance(method, FedLDA) else 0.0
+        model.head.requires_grad_(not isinstance(method, FedLDA))
         self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+            [p for p in model.parameters() if p.requires_grad],
+            lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
         )
         self.x = torch.zeros(self.batch, 3, 32, 32, device=device)
         self.y = torch.zeros(self.batch, dtype=torch.int64, device=device)
@@ -78,11 +89,17 @@ class Desk:
 
     def _step(self) -> None:
         self.optimizer.zero_grad(set_to_none=False)
-        functional.cross_entropy(self.model(self.x), self.y).backward()
+        z = self.model.body(self.x)
+        loss = functional.cross_entropy(self.model.head(z).float(), self.y)
+        if self.lam:
+            cov = torch.cov(z.float().T)
+            loss = loss + self.lam * (cov.abs().sum() - cov.diagonal().abs().sum()) / len(cov)
+        loss.backward()
         self.optimizer.step()
 
     def train(self, state: State, x: Tensor, y: Tensor, epochs: int) -> State:
         """Return the state after some epochs over the rows of x, y, whose number the batch divides."""
+        self.model.train()
         self.model.load_state_dict(state)
         for moments in self.optimizer.state.values():
             moments["momentum_buffer"].zero_()
@@ -96,13 +113,42 @@ class Desk:
 
 def own(method: str, name: str) -> bool:
     """Return whether a parameter, or a buffer, is a client's own."""
-    return method != "fedavg" and name.startswith("head.") == (method == "fedper")
+    return method in ("fedper", "lg_fedavg") and name.startswith("head.") == (method == "fedper")
 
 
-def trained(method: str, norm: str, settings: list[str], seed: int, device: torch.device) -> dict[str, Any]:
-    """Train the federation with some settings changed; return the clients' mean accuracy by round, in percent."""
+class Statistics:
+    """FedLDA's class means and covariance, and what its clients make of them."""
+
+    def __init__(self, method: FedLDA, classes: int, dimension: int, device: torch.device) -> None:
+        """Draw the means, and take the identity as covariance."""
+        self.method, self.classes = method, classes
+        mean = 0.2 * torch.rand(classes, dimension, device=device) - 0.1
+        self.now = gaussian.Gaussians(mean, torch.eye(dimension, device=device))
+
+    def head(self, y: Tensor) -> State:
+        """Return the head of a client with train labels y (n,)."""
+        share = torch.bincount(y, minlength=self.classes) / len(y) + self.method.smooth
+        head = gaussian.lda_head(self.now, (share / share.sum()).log(), self.method.shrink)
+        return {"head.weight": head.weight, "head.bias": head.bias}
+
+    def sent(self, z: Tensor, y: Tensor) -> gaussian.Gaussians:
+        """Return what a client sends after training, of its features z (n, d) and labels y (n,)."""
+        keep, member = self.method.momentum, functional.one_hot(y, self.classes).to(z.dtype)
+        mean = keep * self.now.mean + (1 - keep) * gaussian.class_means(z, member, self.now.mean)
+        cov = gaussian.tied_covariance(z, member, mean, self.method.ridge)
+        return gaussian.Gaussians(mean, keep * self.now.cov + (1 - keep) * cov)
+
+    def average(self, sent: list[gaussian.Gaussians]) -> None:
+        """Take the mean of what clients sent as the shared statistics."""
+        self.now = gaussian.Gaussians(*(torch.stack(each).mean(0) for each in zip(*sent, strict=True)))
+
+
+def trained(
+    method: str, norm: str, settings: list[str], seed: int, bf16: bool, device: torch.device
+) -> Iterator[dict[str, Any]]:
+    """Train the federation with some settings changed; yield the clients' mean accuracy by round, in percent."""
     began = time.perf_counter()
-    experiment, _ = load(RUN_FILE, "fedavg", settings, seed)
+    experiment, _ = load(RUN_FILE, method, settings, seed)
     rounds, root = experiment.training.rounds, rng.key(experiment.seed)
     data, _ = data_of(experiment)
     torch.manual_seed(seed)
@@ -114,46 +160,69 @@ def trained(method: str, norm: str, settings: list[str], seed: int, device: torc
 
     clients = range(data.num_clients)
     train, test = ([rows(part.client(i)) for i in clients] for part in (data.train, data.test))
-    model = network(norm, data.num_classes).to(device)
+    model = network(norm, data.num_classes).to(device, memory_format=torch.channels_last)
     first = {name: value.clone() for name, value in model.state_dict().items()}
-    desk, shared = Desk(model, experiment, device), first
-    kept: list[State] = [{name: value for name, value in first.items() if own(method, name)} for _ in clients]
-    met = set[int]()
-    curve = {}
-    for number in range(1, rounds + 1):
-        model.train()
-        cohort = rng.cohort(root, number, len(clients), experiment.training.rate, experiment.training.sampling)
-        after = {i: desk.train(shared | kept[i], *train[i], experiment.training.epochs) for i in cohort}
-        shared = {name: torch.stack([each[name].double() for each in after.values()]).mean(0) for name in shared}
-        shared = {name: value.to(first[name].dtype) for name, value in shared.items()}
-        met |= after.keys()
-        for i, state in after.items():
-            kept[i] = {name: value for name, value in state.items() if own(method, name)}
-        if number % 10 == 0 or number == rounds:
-            model.eval()
-            tested = clients if method == "fedavg" else sorted(met)
-            accuracies = [_accuracy(model, shared | kept[i], *test[i]) for i in tested]
-            curve[number] = round(100 * fmean(accuracies), 2)
-            print(f"{method}, {norm} norm, round {number}: {curve[number]:.2f} %", flush=True)
-    return {
-        "method": method,
-        "norm": norm,
-        "set": settings,
-        "mean_percent_by_round": curve,
-        "clients": len(clients),
-        "seed": seed,
-        "rounds": rounds,
-        "commit": code_commit(),
-        "precision": "tf32" if device.type == "cuda" else "fp32",  # PyTorch's default for convolutions
-        "seconds": round(time.perf_counter() - began, 1),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        desk, shared = Desk(model, experiment, device), first
+        statistics = None
+        if isinstance(experiment.method, FedLDA):
+            statistics = Statistics(experiment.method, data.num_classes, model.head.in_features, device)
+        kept: list[State] = [{name: value for name, value in first.items() if own(method, name)} for _ in clients]
+
+        def personal(i: int) -> State:
+            return shared | (statistics.head(train[i][1]) if statistics else kept[i])
+
+        met = set[int]()
+        curve = {}
+        for number in range(1, rounds + 1):
+            cohort = rng.cohort(root, number, len(clients), experiment.training.rate, experiment.training.sampling)
+            after, sent = {}, []
+            for i in cohort:
+                after[i] = desk.train(personal(i), *train[i], experiment.training.epochs)
+                if statistics:
+                    sent.append(statistics.sent(_features(model, train[i][0]), train[i][1]))
+            shared = {name: torch.stack([each[name].double() for each in after.values()]).mean(0) for name in shared}
+            shared = {name: value.to(first[name].dtype) for name, value in shared.items()}
+            if statistics:
+                statistics.average(sent)
+            met |= after.keys()
+            for i, state in after.items():
+                kept[i] = {name: value for name, value in state.items() if own(method, name)}
+            if number % 10 == 0 or number == rounds:
+                tested = sorted(met) if method in ("fedper", "lg_fedavg") else clients
+                curve[str(number)] = round(100 * fmean(_accuracy(model, personal(i), *test[i]) for i in tested), 2)
+                print(f"{method}, {norm} norm, round {number}: {curve[str(number)]:.2f} %", flush=True)
+                yield {
+                    "method": method,
+                    "norm": norm,
+                    "set": settings,
+                    "mean_percent_by_round": curve,
+                    "clients": len(clients),
+                    "seed": seed,
+                    "rounds": rounds,
+                    "commit": code_commit(),
+                    "precision": precision(bf16, device),
+                    "seconds": round(time.perf_counter() - began, 1),
+                    "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                }
+
+
+def precision(bf16: bool, device: torch.device) -> str:
+    """Name the precision; without bf16 it is PyTorch's default for convolutions."""
+    return "bf16" if bf16 else "tf32" if device.type == "cuda" else "fp32"
+
+
+@torch.no_grad()
+def _features(model: nn.Module, x: Tensor) -> Tensor:
+    model.eval()
+    return model.body(x).float()
 
 
 @torch.no_grad()
 def _accuracy(model: nn.Module, state: State, x: Tensor, y: Tensor) -> float:
+    model.eval()
     model.load_state_dict(state)
     return float((model(x).argmax(1) == y).float().mean())
 
@@ -165,16 +234,19 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="settings: training.rate=0.1, training.rounds=2")
     parser.add_argument("--only", metavar="METHOD/NORM", help="one of them, for instance fedavg/batch")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, keep weights in float32")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    runs = json.loads(args.out.read_text()) if args.out.exists() else []
     for method in METHODS:
         for norm in ("batch", "group"):
-            wanted = (method, norm, args.set, args.seed)
-            there = any((run["method"], run["norm"], run["set"], run["seed"]) == wanted for run in runs)
-            if not there and args.only in (None, f"{method}/{norm}"):
-                runs.append(trained(method, norm, args.set, args.seed, device))
-                write_atomic(args.out, json.dumps(runs, indent=1) + "\n")
+            wanted = (method, norm, args.set, args.seed, precision(args.bf16, device))
+            runs = json.loads(args.out.read_text()) if args.out.exists() else []
+            there = [run for run in runs if tuple(run[name] for name in NAMED_BY) == wanted]
+            complete = any(str(run["rounds"]) in run["mean_percent_by_round"] for run in there)
+            if not complete and args.only in (None, f"{method}/{norm}"):
+                others = [run for run in runs if run not in there]
+                for run in trained(method, norm, args.set, args.seed, args.bf16, device):
+                    write_atomic(args.out, json.dumps([*others, run], indent=1) + "\n")
 
 
 if __name__ == "__main__":
