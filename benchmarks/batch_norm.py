@@ -10,7 +10,8 @@ This script trains the same federation one client after another with either norm
 the library, which would show that nothing else differs. Averages include the running statistics. A client is tested
 with the averaged model; FedPer's with its own head, LG-FedAvg's with its own body, both if it has taken part.
 FedLDA's head is that of the shared statistics with the client's own shares of classes, fixed while the body trains;
-features of whole data sets are taken with the running statistics.
+features of whole data sets are taken with the running statistics. A second curve tests clients that have taken part with
+all that their last training left them, before averaging.
 
 ``python benchmarks/batch_norm.py --out results/batch_norm.json`` trains what the file lacks. A step is one CUDA
 graph where there is a GPU. ``--set`` changes settings: ``training.rate=0.1``, or ``training.rounds=2`` for a small
@@ -172,8 +173,8 @@ def trained(
         def personal(i: int) -> State:
             return shared | (statistics.head(train[i][1]) if statistics else kept[i])
 
-        met = set[int]()
-        curve = {}
+        last: dict[int, State] = {}  # what its last training left a client
+        averaged, before = {}, {}
         for number in range(1, rounds + 1):
             cohort = rng.cohort(root, number, len(clients), experiment.training.rate, experiment.training.sampling)
             after, sent = {}, []
@@ -185,18 +186,24 @@ def trained(
             shared = {name: value.to(first[name].dtype) for name, value in shared.items()}
             if statistics:
                 statistics.average(sent)
-            met |= after.keys()
+            last |= after
             for i, state in after.items():
                 kept[i] = {name: value for name, value in state.items() if own(method, name)}
             if number % 10 == 0 or number == rounds:
-                tested = sorted(met) if method in ("fedper", "lg_fedavg") else clients
-                curve[str(number)] = round(100 * fmean(_accuracy(model, personal(i), *test[i]) for i in tested), 2)
-                print(f"{method}, {norm} norm, round {number}: {curve[str(number)]:.2f} %", flush=True)
+                tested = sorted(last) if method in ("fedper", "lg_fedavg") else clients
+                average = 100 * fmean(_accuracy(model, personal(i), *test[i]) for i in tested)
+                own_average = 100 * fmean(_accuracy(model, last[i], *test[i]) for i in sorted(last))
+                averaged[str(number)], before[str(number)] = round(average, 2), round(own_average, 2)
+                print(
+                    f"{method}, {norm}, round {number}: {average:.2f} %, before averaging {own_average:.2f} %",
+                    flush=True,
+                )
                 yield {
                     "method": method,
                     "norm": norm,
                     "set": settings,
-                    "mean_percent_by_round": curve,
+                    "mean_percent_by_round": averaged,
+                    "mean_percent_before_averaging": before,
                     "clients": len(clients),
                     "seed": seed,
                     "rounds": rounds,
