@@ -10,8 +10,8 @@ This script trains the same federation one client after another with either norm
 the library, which would show that nothing else differs. Averages include the running statistics. A client is tested
 with the averaged model; FedPer's with its own head, LG-FedAvg's with its own body, both if it has taken part.
 FedLDA's head is that of the shared statistics with the client's own shares of classes, fixed while the body trains;
-features of whole data sets are taken with the running statistics. A second curve tests clients that have taken part with
-all that their last training left them, before averaging.
+features of whole data sets are taken with the running statistics. A second curve tests clients that have taken part
+with all that their last training left them, before averaging.
 
 ``python benchmarks/batch_norm.py --out results/batch_norm.json`` trains what the file lacks. A step is one CUDA
 graph where there is a GPU. ``--set`` changes settings: ``training.rate=0.1``, or ``training.rounds=2`` for a small
