@@ -2,11 +2,12 @@
 
 A number between 20 and 100 with one or two decimals is an accuracy, unless it has a sign or is in points. Of a result
 that is evidence these are its column's published numbers, its own for every seed, their mean, its curve, and the mean
-of the last ten values of that.
+of the last ten values of that; of a benchmark's file, what stands under its ``mean_percent...``.
 """
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -27,6 +28,7 @@ def known(id: str, reason: reasons.Reason) -> set[float]:
             told = json.loads((ROOT.parent / file).read_text(encoding="utf-8"))
             if "curve" in told:
                 found |= of_result(told)
+            found |= set(of_benchmark(told))
             if isinstance(told, dict):  # else a benchmark's list of runs
                 found |= {
                     *told.get("published", {}).values(),
@@ -49,6 +51,18 @@ def of_result(told: dict) -> set[float]:
     values = [100 * result.value(entry) for result in results.of(ROOT, entry).values() if result.done]
     curve = [100 * value for value in told["curve"][entry.statistic]]
     return {*published, *values, fmean(values), *curve, fmean(curve[-10:])}
+
+
+def of_benchmark(told: object, percent: bool = False) -> Iterator[float]:
+    """The numbers that stand anywhere below a name that begins with ``mean_percent``."""
+    if isinstance(told, dict):
+        for name, value in told.items():
+            yield from of_benchmark(value, percent or name.startswith("mean_percent"))
+    elif isinstance(told, list):
+        for value in told:
+            yield from of_benchmark(value, percent)
+    elif percent:
+        yield float(told)
 
 
 def unsupported(text: str, values: set[float]) -> list[str]:
