@@ -47,13 +47,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "most_frequent.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(20))
     args = parser.parse_args()
-    seeds = list(args.seeds)
     found: dict[str, dict[str, float]] = {}
     for name, (run_file, settings) in SETTINGS.items():
-        found[name] = {str(seed): round(percent(run_file, settings, seed), 2) for seed in seeds}
-        print(
-            f"{name}: {fmean(found[name].values()):.1f} % over {len(args.seeds)} seeds, from {found[name]}", flush=True
-        )
+        found[name] = {str(seed): round(percent(run_file, settings, seed), 2) for seed in args.seeds}
+        told = found[name].values()
+        print(f"{name}: {fmean(told):.1f} ± {stdev(told):.1f} %, from {min(told)} to {max(told)}", flush=True)
     write_atomic(args.out, json.dumps({"commit": code_commit(), "mean_percent_by_seed": found}, indent=1) + "\n")
 
 
