@@ -44,6 +44,7 @@ from bespoke.runs.execution import code_commit
 from bespoke.runs.experiment import Experiment, load
 
 RUN_FILE = "fedlda/cifar10_wrn16_2"
+BEFORE = ["training.rate=1.0", "training.lr=0.01"]  # how FedLDA's tables were read first
 METHODS = ("fedavg", "fedper", "lg_fedavg", "fedlda")
 NAMED_BY = ("method", "norm", "set", "seed", "precision")  # what tells one result from another
 State = dict[str, Tensor]
@@ -149,7 +150,7 @@ def trained(
 ) -> Iterator[dict[str, Any]]:
     """Train the federation with some settings changed; yield the clients' mean accuracy by round, in percent."""
     began = time.perf_counter()
-    experiment, _ = load(RUN_FILE, method, settings, seed)
+    experiment, _ = load(RUN_FILE, method, [*BEFORE, *settings], seed)
     rounds, root = experiment.training.rounds, rng.key(experiment.seed)
     data, _ = data_of(experiment)
     torch.manual_seed(seed)
