@@ -38,9 +38,15 @@ def known(id: str, reason: reasons.Reason) -> set[float]:
     for entry in spec.find(f"{paper}/{table}").entries:
         if entry.row.id == row[0] if row else entry.cell.id == cell:
             found |= {entry.published} - {None}
-            if entry.runs:
-                found |= {100 * result.value(entry) for result in results.of(ROOT, entry).values() if result.done}
+            if values := done(entry):
+                found |= {*values, fmean(values)}
     return found
+
+
+def done(entry: spec.Entry) -> list[float]:
+    """Its accuracies by seed, in percent."""
+    found = results.of(ROOT, entry).values() if entry.runs else ()
+    return [100 * result.value(entry) for result in found if result.done]
 
 
 def of_result(told: dict) -> set[float]:
@@ -48,7 +54,7 @@ def of_result(told: dict) -> set[float]:
     entries = spec.find(told["table"]).entries
     (entry,) = (each for each in entries if each.id == told["cell"])
     published = {each.published for each in entries if each.cell == entry.cell} - {None}
-    values = [100 * result.value(entry) for result in results.of(ROOT, entry).values() if result.done]
+    values = done(entry)
     curve = [100 * value for value in told["curve"][entry.statistic]]
     return {*published, *values, fmean(values), *curve, fmean(curve[-10:])}
 
@@ -86,12 +92,12 @@ def was_tried(id: str, reason: reasons.Reason) -> bool:
     entry = read.entry(f"{cell}/{row}")
     if not entry.runs:
         return False
-    shown = next(iter(results.of(ROOT, entry).values())).content["settings"]
+    shown = [result.content["settings"] for result in results.of(ROOT, entry).values()]
     told = [json.loads((ROOT.parent / file).read_text()) for file in reason.evidence if file.endswith(".json")]
-    runs = [each["settings"] for own in told if isinstance(own, dict) for each in own.get("tries", [own])]
-    runs = [run for run in runs if run["algorithm"]["name"] == shown["algorithm"]["name"]]
-    same = {key: shown["data"][key] for key in ALIKE}
-    others = [run for run in runs if {key: run["data"][key] for key in ALIKE} == same and run != shown]
+    runs = [each.get("settings") for own in told if isinstance(own, dict) for each in own.get("tries", [own])]
+    runs = [run for run in runs if run and run["algorithm"]["name"] == shown[0]["algorithm"]["name"]]
+    same = {key: shown[0]["data"][key] for key in ALIKE}
+    others = [run for run in runs if {key: run["data"][key] for key in ALIKE} == same and run not in shown]
     printed = entry.cell.reading_of or cell
     readings = [each for each in read.entries if each.row == entry.row and each.cell != entry.cell]
     readings = [each for each in readings if printed in (each.cell.reading_of, each.cell.id)]

@@ -18,8 +18,8 @@ PAPERS = {
 }
 NAMES = [f"{paper}/{name}" for paper, names in PAPERS.items() for name in names.split()]
 ASKED = """
-fedlda_fall fedlda_level fedlda_partitions fedpac_mixing fedpce_fedbn pfedfda_betas pfedfda_cifar100 pfedfda_few pfedfda_pairs
-pfedvmp_baselines pfedvmp_level pfedvmp_xi self_fl_rounds self_fl_steps
+fedlda_fall fedlda_level fedlda_partitions fedpac_mixing fedpce_fedbn pfedfda_betas pfedfda_cifar100 pfedfda_few
+pfedfda_pairs pfedvmp_baselines pfedvmp_level pfedvmp_xi self_fl_rounds self_fl_steps
 """
 QUESTIONS = [f"questions/{name}" for name in ASKED.split()]
 DRAWN = {"pfedfda/f3", "pfedvmp/f4"}  # from partitions, without a run
@@ -186,6 +186,7 @@ def test_settings_of_papers_that_no_default_gives():
     assert (fedpce.evaluation.when, fedpce.evaluation.adapt_rounds) == ("local", 200)
     fedlda = trainings("fedlda/t1")["wrn16_2_2000/fedlda"]
     assert dataclasses.replace(fedlda.data, volume=500) == trainings("fedlda/t1")["wrn16_2_500/fedlda"].data
-    assert (fedlda.data.clients, fedlda.training.rate, fedlda.training.momentum) == (20, 1.0, 0.5)
+    assert fedlda.data.clients == 20
+    assert (fedlda.training.rate, fedlda.training.lr, fedlda.training.momentum) == (0.1, 0.1, 0.5)
     assert trainings("pfedfda/f4")["cifar100_e1/fedavg_ft"].method.finetune_epochs == 1
     assert trainings("pfedvmp/t1")["cifar10_dir0.3/moon"].evaluation.when == "local"
