@@ -1,9 +1,9 @@
 """Whole runs of deep nets: FedLDA's WRN-16-2 on CIFAR-10, and FedPCE's ResNet-18, from the start of the process.
 
-FedLDA's run (20 clients with 500 rows, 200 rounds) is measured whole. FedPCE's (24 clients, 1000 rounds of 50 Adam
-steps with augmentation, then 200 rounds of adaptation for six new clients) is scaled from some of its rounds: what
-comes before and the first rounds, which record, count once; a later round counts as the mean of the later ones,
-adaptation by its rounds, and checkpoints as often as a run writes them, which is for at most a tenth of its time.
+FedLDA's run (20 clients with 500 rows, all in each of 200 rounds) is measured whole. FedPCE's (24 clients, 1000 rounds
+of 50 Adam steps with augmentation, then 200 rounds of adaptation for six new clients) is scaled from some of its
+rounds: what comes before and the first rounds, which record, count once; a later round counts as the mean of the later
+ones, adaptation by its rounds, and checkpoints as often as a run writes them, which is for at most a tenth of its time.
 ``python benchmarks/deep_runs.py`` needs CUDA and the real CIFAR-10; it prints a table and writes ``deep_runs.json``.
 """
 

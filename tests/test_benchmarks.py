@@ -17,6 +17,7 @@ import toy
 import bespoke
 from bespoke.algorithms import ALGORITHMS, method_class
 from bespoke.core import rng
+from bespoke.core.data import FederatedData, Rows
 from bespoke.models import ModelSettings, build_task, layers
 from bespoke.runs.experiment import load
 from bespoke.runs.recording import round_line
@@ -31,7 +32,9 @@ methods, readme, report, paper_run, cohort_step, readings, peers, peer_runs = ma
     importlib.import_module,
     ("methods", "methods_table", "report", "paper_run", "cohort_step", "readings", "peers", "peer_runs"),
 )
-kernels, side_by_side, data, repeated = map(importlib.import_module, ("kernels", "side_by_side", "data", "repeated"))
+kernels, side_by_side, data, repeated, most_frequent = map(
+    importlib.import_module, ("kernels", "side_by_side", "data", "repeated", "most_frequent")
+)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
@@ -62,6 +65,14 @@ def test_a_script_that_needs_a_gpu_says_so_in_one_sentence(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     with pytest.raises(SystemExit, match="needs a CUDA device, and torch sees none here"):
         importlib.import_module(name).main()
+
+
+def test_naming_the_most_frequent_class():
+    y = torch.tensor([3, 3, 1, 3, 1, 0, 0, 2, 2, 0, 2, 2])
+    train, test = Rows.of([[0, 1, 2], [5, 6, 7]]), Rows.of([[3, 4], [8, 9, 10, 11]])  # 3 and 0 are named
+    pool = FederatedData(torch.ones(12, 1), y, train, test, Rows.of([[], []]), 4, 2, ("a", "b"))
+    assert most_frequent.percent(pool, pooled=False) == 100 * (1 / 2 + 1 / 4) / 2
+    assert most_frequent.percent(pool, pooled=True) == 100 * 2 / 6
 
 
 def test_images_are_corrupted_in_a_folder_of_their_own(tmp_path, monkeypatch):

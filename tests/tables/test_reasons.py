@@ -2,12 +2,11 @@
 
 A number between 20 and 100 with one or two decimals is an accuracy, unless it has a sign or is in points. Of a result
 that is evidence these are its column's published numbers, its own for every seed, their mean, its curve, and the mean
-of the last ten values of that; of a benchmark's file, what stands under its ``mean_percent...``.
+of the last ten values of that; of a setting of a benchmark, its number for every seed and their mean.
 """
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -23,17 +22,17 @@ ACCURACY = re.compile(r"(?<![\d.,+-])([2-9]\d\.\d{1,2})(?!\d| points?\b)")
 def known(id: str, reason: reasons.Reason) -> set[float]:
     """The accuracies of the evidence, ours and published, and those of the reason's row in its table, or column."""
     found: set[float] = set()
-    for file in reason.evidence:
+    for text in reason.evidence:
+        file, _, setting = text.partition("::")
         if file.endswith(".json"):
             told = json.loads((ROOT.parent / file).read_text(encoding="utf-8"))
-            if "curve" in told:
+            if setting:
+                by_seed = told["mean_percent_by_seed"][setting].values()
+                found |= {*by_seed, fmean(by_seed)}
+            elif "curve" in told:
                 found |= of_result(told)
-            found |= set(of_benchmark(told))
-            if isinstance(told, dict):  # else a benchmark's list of runs
-                found |= {
-                    *told.get("published", {}).values(),
-                    *(attempt["pooled"] for attempt in told.get("tries", ())),
-                }
+            else:
+                found |= {*told["published"].values(), *(attempt["pooled"] for attempt in told["tries"])}
     paper, table, cell, *row = id.split("/")
     for entry in spec.find(f"{paper}/{table}").entries:
         if entry.row.id == row[0] if row else entry.cell.id == cell:
@@ -59,18 +58,6 @@ def of_result(told: dict) -> set[float]:
     return {*published, *values, fmean(values), *curve, fmean(curve[-10:])}
 
 
-def of_benchmark(told: object, percent: bool = False) -> Iterator[float]:
-    """The numbers that stand anywhere below a name that begins with ``mean_percent``."""
-    if isinstance(told, dict):
-        for name, value in told.items():
-            yield from of_benchmark(value, percent or name.startswith("mean_percent"))
-    elif isinstance(told, list):
-        for value in told:
-            yield from of_benchmark(value, percent)
-    elif percent:
-        yield float(told)
-
-
 def unsupported(text: str, values: set[float]) -> list[str]:
     """The accuracies of a text that are none of the values, rounded as written."""
     found = {number: 0.5 * 10 ** -len(number.partition(".")[2]) + 1e-9 for number in ACCURACY.findall(text)}
@@ -85,6 +72,11 @@ def test_the_accuracies_of_a_reason_are_measured_or_published(id):
 ALIKE = ("name", "partition", "alpha", "volume", "corrupt", "keep", "keep_rows", "new_clients")  # in data of one column
 
 
+def apart(settings: dict) -> dict:
+    """Settings but for what seeds change."""
+    return settings | {"seed": None, "data": settings["data"] | {"replay": None}}
+
+
 def was_tried(id: str, reason: reasons.Reason) -> bool:
     """Whether its evidence holds another run of that method on such data, or the table another reading of it."""
     paper, table, cell, row = id.split("/")
@@ -92,12 +84,12 @@ def was_tried(id: str, reason: reasons.Reason) -> bool:
     entry = read.entry(f"{cell}/{row}")
     if not entry.runs:
         return False
-    shown = [result.content["settings"] for result in results.of(ROOT, entry).values()]
+    shown = next(iter(results.of(ROOT, entry).values())).content["settings"]
     told = [json.loads((ROOT.parent / file).read_text()) for file in reason.evidence if file.endswith(".json")]
-    runs = [each.get("settings") for own in told if isinstance(own, dict) for each in own.get("tries", [own])]
-    runs = [run for run in runs if run and run["algorithm"]["name"] == shown[0]["algorithm"]["name"]]
-    same = {key: shown[0]["data"][key] for key in ALIKE}
-    others = [run for run in runs if {key: run["data"][key] for key in ALIKE} == same and run not in shown]
+    runs = [each["settings"] for own in told for each in own.get("tries", [own])]
+    runs = [run for run in runs if run["algorithm"]["name"] == shown["algorithm"]["name"]]
+    same = {key: shown["data"][key] for key in ALIKE}
+    others = [run for run in runs if {key: run["data"][key] for key in ALIKE} == same and apart(run) != apart(shown)]
     printed = entry.cell.reading_of or cell
     readings = [each for each in read.entries if each.row == entry.row and each.cell != entry.cell]
     readings = [each for each in readings if printed in (each.cell.reading_of, each.cell.id)]
@@ -110,6 +102,13 @@ def test_a_cause_was_looked_for_where_its_reason_says_so():
     assert {id for id, reason in numbers.items() if reason.open == reasons.ARGUED and was_tried(id, reason)} == set()
 
 
+def test_another_seed_is_no_try():
+    id = "fedlda/t1/wrn16_2_500/fedpac"
+    earlier, further = (f"results/{id}/{name}.json" for name in ("0-e2c4cc27", "4"))
+    assert was_tried(id, reasons.Reason("", (earlier,)))
+    assert not was_tried(id, reasons.Reason("", (further,)))
+
+
 def test_reasons_tell_accuracies():
     assert sum(len(ACCURACY.findall(reason.reason)) for reason in REASONS.values()) > 20
 
@@ -118,6 +117,9 @@ def test_a_number_that_nobody_measured_is_found():
     id = "pfedfda/t2/cifar10_dir0.5/fedbabu"
     text = REASONS[id].reason.replace("62.4", "62.5").replace("70.35", "70.3")
     assert unsupported(text, known(id, REASONS[id])) == ["62.5"]
+    id = "pfedvmp/t1/cifar10_dir0.3/fedper"
+    text = REASONS[id].reason.replace("52.1", "52.4").replace("47.6", "48.7")
+    assert unsupported(text, known(id, REASONS[id])) == ["48.7", "52.4"]
 
 
 def test_what_is_taken_for_an_accuracy():

@@ -301,6 +301,11 @@ def test_a_reason_outlives_its_mark(root, table):
         ("maker/t1/easy/ours", "results/prof.json", "its evidence 'results/prof.json' is no file here"),
         ("maker/t1/easy/ours", "../proof.json", "its evidence '../proof.json' is no file here"),
         ("maker/t1/easy/ours", "tests/test_a.py::test_b", "its evidence 'tests/test_a.py::test_b' is no test"),
+        (
+            "maker/t1/easy/ours",
+            "results/proof.json::b",
+            "its evidence 'results/proof.json::b' is no test, and no name,",
+        ),
     ],
 )
 def test_a_reason_that_would_be_lost_stops_the_writing(root, table, id, evidence, sentence):

@@ -20,9 +20,7 @@ class Reason:
     """The reason for one number, or for a column's other best method, and the files or tests that support it."""
 
     reason: str
-    evidence: tuple[
-        str, ...
-    ]  # files or tests: "results/readings/pfedme.json", "tests/algorithms/test_pfedme.py::test_steps"
+    evidence: tuple[str, ...]  # "results/readings/pfedme.json", "tests/algorithms/test_pfedme.py::test_steps"
     open: str = ""  # where the cause stays open, how it was looked into: TRIED or ARGUED
 
 
@@ -63,7 +61,8 @@ def _reason(values: object, where: str) -> Reason:
 def check(reasons: Mapping[str, Reason], known: Collection[str], root: Path) -> None:
     """Refuse reasons for numbers and columns that no table has, and evidence that is not there.
 
-    ``root`` holds the results. Evidence lies beside the folder of results or in it: a file, or a test as "FILE::NAME".
+    ``root`` holds the results. Evidence lies beside the folder of results or in it: a file, or as "FILE::NAME" a test
+    or one of the names in a JSON file.
     """
     for id, reason in reasons.items():
         where = f"{root / NAME}: [{shown(id)}]"
@@ -72,9 +71,15 @@ def check(reasons: Mapping[str, Reason], known: Collection[str], root: Path) -> 
                 f"{where}: no table has this number or column{closest(id, known)}; rename or move the reason"
             )
         for text in reason.evidence:
-            name, _, test = text.partition("::")
+            name, _, part = text.partition("::")
             path = root.resolve().parent / name
             if not path.is_file() or not path.resolve().is_relative_to(root.resolve().parent):
                 raise UserError(f"{where}: its evidence {shown(text)} is no file here")
-            if test and not re.search(rf"^ *def {re.escape(test)}\(", path.read_text(encoding="utf-8"), re.MULTILINE):
-                raise UserError(f"{where}: its evidence {shown(text)} is no test of that file")
+            if part and not _has(path, part):
+                raise UserError(f"{where}: its evidence {shown(text)} is no test, and no name, of that file")
+
+
+def _has(path: Path, part: str) -> bool:
+    """Return whether a JSON file has a name, or another a function."""
+    pattern = rf'^ *"{re.escape(part)}": ' if path.suffix == ".json" else rf"^ *def {re.escape(part)}\("
+    return re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE) is not None
