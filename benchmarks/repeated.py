@@ -122,7 +122,8 @@ def _read(entry: Entry, seed: int, out: Path) -> Result:
     (where,) = (out / "evaluations").iterdir() if entry.cell.evaluate else (out,)
     evaluated = cast(Run, SimpleNamespace(folder=RunFolder(where), notes=()))
     seconds = run.folder.read_json("summary.json")["seconds"]
-    return Result(out, reading.result(plan.job_of(entry, seed), entry, run, evaluated, seconds))
+    told = reading.result(plan.job_of(entry, seed), entry, run, evaluated, seconds)
+    return Result(out, results.rounded(told))
 
 
 def _told(entry: Entry, result: Result) -> dict[str, Any]:

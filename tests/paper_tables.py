@@ -129,7 +129,7 @@ def content(entry: Entry, seed: int, values: list[float], **changes: Any) -> dic
             },
             "logged": {},
         },
-        "curve": {"round": [], "pooled": [], "mean": [], "loss": []},
+        "curve": {"round": [200], "pooled": [0.5], "mean": [0.5], "loss": [0.5]},
         "totals": {"rounds": 200, "bytes_up": 1000, "bytes_down": 2000, "round_seconds": 0.5, "refused": 0},
         "notes": [],
         "source": {"bespoke": "0", "commit": None, "modules": [], "method": None},
@@ -137,7 +137,8 @@ def content(entry: Entry, seed: int, values: list[float], **changes: Any) -> dic
         "seconds": 100.0,
         "shared_with": [],
     }
-    return told | changes
+    rounds = changes.get("curve", told["curve"])["round"]
+    return told | {"round": rounds[-1] if rounds else 200} | changes
 
 
 def put(root: Path, table: Table, id: str, seed: int, *values: float, **changes: Any) -> Path:

@@ -99,7 +99,7 @@ def test_what_a_figure_shows_of_its_curves_can_be_chosen(tmp_path):
 
 def test_a_figure_without_curves_says_so(tmp_path):
     table = figure(tmp_path, 'figure = "curves"\n' + ROWS + CELL)
-    put(tmp_path / "r", table, "a/fedavg", **content([0.5]))
+    put(tmp_path / "r", table, "a/fedavg", **content([0.5], curve=rising([], 0.5)))
     with pytest.raises(UserError, match="no run was evaluated in several rounds"):
         picture(table, tmp_path / "r")
 

@@ -1,6 +1,7 @@
 """Result files: what is refused when they are read, and what damaged ones do not stop."""
 
 import json
+import os
 
 import paper_tables
 import pytest
@@ -65,7 +66,7 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
         ("higher.accuracy", 1),
         ("totals.bytes_up", "many"),
         ("probe", {"norms": 3}),
-        ("curve.loss", [0.5]),
+        ("curve.loss", [0.5, 0.5]),
         ("curve.pooled", ["high"]),
         ("clients.client", [0]),
         ("clients.group", ["train"]),
@@ -84,6 +85,19 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
         ("clients.metrics.accuracy.sum", [70, float("nan")]),
         ("clients.metrics.accuracy.sum", [70, float("inf")]),
         ("clients.metrics.accuracy.sum", [70, 10**400]),
+        ("clients.metrics.accuracy.sum", [70, 101]),
+        ("clients.metrics.accuracy.sum", [-1, 80]),
+        ("clients.metrics.accuracy.weight", [100, 79]),
+        ("clients.client", [3, 3]),
+        ("higher.accuracy", False),
+        ("higher.loss", True),
+        ("round", 190),
+        ("table", "maker/t2"),
+        ("cell", "easy/ours"),
+        ("settings.seed", 1),
+        ("seconds", -1.0),
+        ("environment.side_by_side", 0),
+        ("environment.side_by_side", "five"),
     ],
 )
 def test_a_result_with_a_value_of_another_kind_is_refused(root, table, place, value):
@@ -94,6 +108,14 @@ def test_a_result_with_a_value_of_another_kind_is_refused(root, table, place, va
     write(path, content)
     with pytest.raises(UserError, match="is no result of a table"):
         results.read(path)
+
+
+def test_a_result_that_is_no_file_is_refused(root, table):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0)
+    path.unlink()
+    os.mkfifo(path)  # whoever opened it would wait for ever
+    with pytest.raises(UserError, match=r"0\.json: is no file: remove it, and sweep again"):
+        results.of(root, table.entry("easy/ditto"))
 
 
 def test_numbers_beyond_all_bounds_and_deep_nesting_are_refused(root, table):

@@ -183,7 +183,12 @@ def test_readings_that_a_question_tries_are_counted(tmp_path, monkeypatch):
     paper_tables.put(root, question, "other/ditto", 0, 70.0)
     paper_tables.fail(root, question, "easy/fedavg", 0, "It broke.")
     monkeypatch.setattr(sections.spec, "listed", lambda: {"questions/q": question.path})
-    told = "Another by data set: 1 of 9 numbers of its readings are there"
+    told = "Another by data set: 1 of 9 numbers of its readings are there ("
+    assert told in html(page_of(table, root))
+    with pytest.raises(UserError, match="chosen: 'esay' is none of"):
+        paper_tables.make(tmp_path, text.replace("[[row]]", 'chosen = "esay"\n[[row]]', 1), "questions/q")
+    paper_tables.make(tmp_path, text.replace("[[row]]", 'chosen = "hard"\n[[row]]', 1), "questions/q")
+    told = "Another by data set: 1 of 9 numbers of its readings are there; of 3 columns one was chosen: Hard ("
     assert told in html(page_of(table, root))
     cleared = paper_tables.TABLE.replace('algorithm = "pfedfda"', 'algorithm = "fedrep"').replace(
         'id = "ditto"', 'id = "apfl"'

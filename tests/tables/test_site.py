@@ -8,7 +8,7 @@ import paper_tables
 import pytest
 
 from bespoke.errors import UserError
-from bespoke.tables import plan, reasons, site, spec
+from bespoke.tables import plan, reasons, results, sections, site, spec
 from bespoke.tables.beside import Reader
 from bespoke.tables.page import Page
 
@@ -119,6 +119,14 @@ def test_a_training_side_by_side_with_others_counts_for_its_share(root, table):
     paper_tables.put(root, table, "easy/ditto", 0, 74.0, environment=shared)  # 100 s
     text = pages(root, table)["maker.md"]
     assert "\nTraining: 3 trainings, about 155 s on one NVIDIA H200.\n" in text
+    entry = table.entry("easy/ditto")
+    told = paper_tables.content(entry, 0, [70.0], settings=paper_tables.other_settings(table, entry.id))
+    results.write(root, entry, told)  # 100 s; what was there is kept beside it
+    results.write(root, entry, paper_tables.content(entry, 0, [74.0], environment=shared))
+    text = pages(root, table)["maker.md"]
+    now, then = "3 trainings, about 155 s on one NVIDIA H200", "1 training, about 100 s on one NVIDIA H200"
+    assert f"\nTraining: {now}; earlier ones with other settings: {then}.\n" in text
+    assert "Training of all tables: 4 trainings, about 255 s" in text
 
 
 def test_how_long_devices_were_held_is_told(root, table):
@@ -240,6 +248,21 @@ def test_how_many_repeated_cells_stand_is_told(root, table):
     assert f"- Draw 2, on one cpu, of 1,234 results of mnist and usps {most}: {told}" in lines
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"draws": [{"cells": []}]}', '{"draws": [3]}', '{"draws": "no"}'])
+def test_damaged_draws_are_told(root, table, text):
+    (root / "repeated.json").write_text(text)
+    with pytest.raises(UserError, match=r"repeated\.json: holds no draws of cells that were run again: restore it"):
+        pages(root, table)
+
+
+def test_a_draw_may_have_cells_that_no_table_has_any_more(root, table):
+    cell = {"cell": "maker/t1/gone/ditto", "seed": 0, "same_number": True, "again": {"value": 74.0}}
+    draw = {"drawn": ["gone"], "cells": [cell], "device": "cpu", "drawn_of": 9, "longest_seconds": 400.0}
+    (root / "repeated.json").write_text(json.dumps({"draws": [draw]}))
+    told = "1 of 1 gave the number that the cell had, 0 of 1 the one that it has today."
+    assert told in pages(root, table)["README.md"]
+
+
 def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
     for row, value in {"fedavg": 49.0, "ditto": 59.0, "ours": 61.0}.items():
         paper_tables.put(root, table, f"hard/{row}", 0, value)
@@ -256,6 +279,7 @@ def test_a_column_with_another_best_method_has_a_reason_or_none(root, table):
         paper_tables.put(root, table, "hard/ditto", seed, 59.0 + 3 * seed)
         paper_tables.put(root, table, "hard/ours", seed, 58.0 + 4 * seed)  # ahead by 2, 0 and 1 points
     found = pages(root, table)
+    assert "1.0±1.0, on 2 of 3 seeds" in found["maker.md"]
     assert "Ditto → Ours (not told apart)" in found["maker.md"] and "### Other best" not in found["maker.md"]
     assert "- maker/t1/hard: It is so. (results/proof.json)" in found["maker.md"]
     assert (
@@ -313,6 +337,8 @@ def test_a_reason_that_would_be_lost_stops_the_writing(root, table, id, evidence
     (root.parent / "tests" / "test_a.py").write_text("def test_a():\n    pass\n")
     (root.parent.parent / "proof.json").write_text("{}")
     keep(root, id, evidence=evidence)
+    with pytest.raises(UserError, match=sentence):
+        sections.beside(table, root)
     with pytest.raises(UserError, match=sentence):
         pages(root, table)
     assert not (root.parent / "docs").exists()

@@ -106,9 +106,7 @@ def table(
     ] = None,
 ) -> None:
     """Show a paper's table with ours beside it; without a name, how far all tables are."""
-    from bespoke.tables import reasons, site, spec
-    from bespoke.tables.beside import Reader
-    from bespoke.tables.page import Page
+    from bespoke.tables import sections, site, spec
 
     if markdown and as_json:
         raise UserError("give --markdown or --json, not both")
@@ -123,7 +121,7 @@ def table(
         return
     if write is not None:
         raise UserError("--write writes pages of all tables: name none")
-    page = Page(Reader(results).beside(spec.find(name)), reasons.read(results))
+    page = sections.beside(spec.find(name), results)
     if as_json:
         print(json.dumps(page.as_dict(), indent=2))
     elif markdown:

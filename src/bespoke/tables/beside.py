@@ -156,11 +156,16 @@ class Column:
     @cached_property
     def behind(self) -> SeedStatistics | None:
         """By how much our best row is ahead of the paper's, on the seeds that both have; None where that is kept."""
-        if self.winner_kept is not False:
-            return None
-        theirs, ours = self._best(0), self._best(1)
-        leads = self._leads(ours, theirs)
-        return seed_statistics(leads) if leads else None
+        return seed_statistics(self._behind_by) if self._behind_by else None
+
+    @property
+    def ahead_on(self) -> tuple[int, int]:
+        """On how many of the seeds that both have our best row is ahead of the paper's, and how many these are."""
+        return sum(lead > 0 for lead in self._behind_by), len(self._behind_by)
+
+    @cached_property
+    def _behind_by(self) -> list[float]:
+        return [] if self.winner_kept is not False else self._leads(self._best(1), self._best(0))
 
     def _best(self, which: int) -> Number:
         """Return a best row of the paper's (0) or of ours (1)."""

@@ -189,7 +189,9 @@ class Page:
             return ""
         like = column.counted[0]
         both = [value for value in (column.behind.mean, column.behind.std) if value is not None]
-        return "±".join(_written(value, self._places(like), like.percent) for value in both)
+        told = "±".join(_written(value, self._places(like), like.percent) for value in both)
+        ahead, seeds = column.ahead_on
+        return f"{told}, on {ahead} of {seeds} seeds" if seeds > 1 else told
 
     def _rows(self, columns: Sequence[Column]) -> list[tuple[str, list[Number | None]]]:
         """Return the rows in which there is anything to show: a name and a number for each column, if it has one."""
@@ -305,6 +307,12 @@ class Page:
         return [
             f"{'; '.join(told[reason])}. {explained(reason)}" for reason in sorted(told, key=lambda each: each is None)
         ]
+
+    @property
+    def ids(self) -> set[str]:
+        """The names of its numbers and columns, for which there may be reasons."""
+        columns = self.beside.columns
+        return {column.id for column in columns} | {number.id for column in columns for number in column.numbers}
 
     # --- as it is shown ---------------------------------------------------------------------------------------------
 

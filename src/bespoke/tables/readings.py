@@ -28,6 +28,8 @@ def read(root: Path) -> list[Readings]:
 
 def _read(path: Path) -> Readings:
     try:
+        if not path.is_file():
+            raise ValueError("no file")
         told = json.loads(path.read_text(encoding="utf-8"))
         column, own = str(told["chosen_by"]), [t for t in told["tries"] if t["column"] == told["chosen_by"]]
         others = sum(bool(t["ablation"]) for t in own)

@@ -82,4 +82,4 @@ def check(reasons: Mapping[str, Reason], known: Collection[str], root: Path) -> 
 def _has(path: Path, part: str) -> bool:
     """Return whether a JSON file has a name, or another a function."""
     pattern = rf'^ *"{re.escape(part)}": ' if path.suffix == ".json" else rf"^ *def {re.escape(part)}\("
-    return re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    return re.search(pattern, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE) is not None

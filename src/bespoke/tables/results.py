@@ -89,10 +89,12 @@ def place(root: Path, entry: Entry) -> Path:
 
 
 def read(path: Path) -> Result:
-    """Read a result file; refuse one that lacks what is used of it, or whose name is of another seed."""
+    """Read a result file; refuse one that lacks what is used of it, or whose place is that of another."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is no file: remove it, and sweep again")
     try:
         content = json.loads(path.read_bytes(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-        sound = _sound(content) and str(content["seed"]) == path.stem.partition("-")[0]
+        sound = _sound(content) and _at(content, path)
     except (ValueError, RecursionError):
         sound = False
     except OSError as error:
@@ -176,7 +178,7 @@ def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
     old = at(root, entry, content["seed"])
     if old is not None and old.done and not _replaces(content, old):
         os.replace(path, folder / f"{old.seed}-{old.identity}.json")
-    exact = {key: value if key == "settings" else _rounded(value) for key, value in content.items()}
+    exact = {key: value if key == "settings" else rounded(value) for key, value in content.items()}
     lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in exact.items()]
     write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
@@ -188,12 +190,12 @@ def _replaces(content: dict[str, Any], old: Result) -> bool:
     return same and content["status"] == "done" and content.get("selection") == old.content.get("selection")
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Return plain values with floats of seven digits, which is what a float32 holds; NaN and inf become None."""
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
+        return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
+        return [rounded(each) for each in value]
     if isinstance(value, float):
         return None if not np.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
     return value
@@ -246,13 +248,15 @@ def _sound(content: Any) -> bool:
         return _fits(content, _FAILED)
     if "clients" not in content:
         return _fits(content, _COUNTED)
-    return _fits(content, _RUN) and _fits(content.get("probe", {}), {...: (dict,)}) and _alike(content)
+    together = content.get("environment", {}).get("side_by_side", 1)
+    timed = type(together) is int and together > 0 and content["seconds"] >= 0
+    return _fits(content, _RUN) and _fits(content.get("probe", {}), {...: (dict,)}) and timed and _alike(content)
 
 
 def _alike(content: dict[str, Any]) -> bool:
     """Return whether all columns have an entry for each client, or for each round, and each metric its direction."""
     curve, clients = content["curve"], content["clients"]
-    pairs = clients["metrics"].values()
+    pairs, rounds = clients["metrics"].values(), curve["round"]
     columns = [clients[key] for key in ("client", "group", "rows")] + [*clients["logged"].values()]
     columns += [pair[part] for pair in pairs for part in ("sum", "weight")]
     if clients["condition"] is not None:
@@ -263,7 +267,25 @@ def _alike(content: dict[str, Any]) -> bool:
         and _fits(clients["condition"] or [], [_TEXT])
         and all(_uniform([*pair["sum"], *pair["weight"]]) for pair in pairs)
         and {content["metric"], *clients["metrics"]} <= content["higher"].keys()
+        and len(set(clients["client"])) == len(clients["client"])
+        and (not rounds or content.get("round") in (rounds[-1:] if content["selection"] == "last" else rounds))
+        and _possible(clients["metrics"], content["higher"])
     )
+
+
+def _possible(metrics: dict[str, Any], higher: dict[str, bool]) -> bool:
+    """Return whether no accuracy is below 0 or above 1, and more of it is better, of loss less."""
+    pairs = metrics.get("accuracy", {"sum": [], "weight": []})
+    counted = [pair for pair in zip(pairs["sum"], pairs["weight"], strict=True) if {*map(type, pair)} <= {*_NUMBER}]
+    right = all(0 <= own <= weight for own, weight in counted)
+    return right and higher.get("accuracy", True) and not higher.get("loss", False)
+
+
+def _at(content: dict[str, Any], path: Path) -> bool:
+    """Return whether a file lies where a result of its table, cell and seed belongs, and was run with that seed."""
+    table, cell, seed = content["table"], content["cell"], content["seed"]
+    here = "/".join(path.absolute().parts[-5:-1]) == f"{table}/{cell}" and str(seed) == path.stem.partition("-")[0]
+    return here and content["settings"].get("seed", seed) == seed
 
 
 def _uniform(values: list[Any]) -> bool:

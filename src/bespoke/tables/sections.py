@@ -20,12 +20,20 @@ from bespoke.tables.page import Page
 from bespoke.tables.spec import Cell, Entry, Table
 
 
+def beside(table: Table, root: Path) -> Page:
+    """Return a table with ours beside the paper's and its reasons, which have to fit it."""
+    page = Page(Reader(root).beside(table), reasons.read(root))
+    own = {id: reason for id, reason in page.reasons.items() if id.startswith(f"{table.name}/")}
+    reasons.check(own, page.ids, root)
+    return page
+
+
 def page_of(name: str, root: Path) -> parts.Page:
     """Return the page about one table, from a folder of results."""
     table = spec.find(name)
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: name that of the results, or make it with bespoke sweep {name}")
-    page = Page(Reader(root).beside(table), reasons.read(root))
+    page = beside(table, root)
     if not page.shown().rows:
         how = f"bespoke sweep {table.name} makes them" if any(entry.runs for entry in table.entries) else "none is run"
         how = f"bespoke figure {table.name} draws it" if table.kind == "figure" else how
@@ -143,7 +151,7 @@ def _readings(table: Table, root: Path) -> Section | None:
     for question in questions:
         numbers = [n for n in Reader(root).beside(question).numbers if not _in_brackets(n.entry)]
         run = f"{sum(bool(n.ours) for n in numbers)} of {len(numbers)}"
-        told = f"{question.title}: {run} numbers of its readings are there ("
+        told = f"{question.title}: {run} numbers of its readings are there{_chosen(question)} ("
         items.append((told, Link(question.name, question.path), ")."))
     texts += [_IN_A_QUESTION] if questions else []
     return Section("readings", "Readings tried", tuple(texts), items=tuple(items)) if items else None
@@ -160,6 +168,13 @@ _ON_ONE_COLUMN: Words = (
     "give up to 0.5 points more or less.",
 )
 _IN_A_QUESTION: Words = ("Open questions try further readings; their page says whether one is chosen.",)
+
+
+def _chosen(question: Table) -> str:
+    """Return which of a question's columns was chosen, and of how many; "" if none."""
+    columns = [cell for cell in question.cells if not cell.name.startswith("(")]
+    names = (cell.name for cell in columns if cell.id == question.chosen)
+    return "".join(f"; of {len(columns)} columns one was chosen: {name}" for name in names)
 
 
 def _questions(paper: str) -> list[Table]:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Site:
     reasons: dict[str, reasons.Reason]
     trainings: dict[str, Result]  # every result of a training once, by its settings
     needed: dict[str, set[str]]  # the trainings of each table
+    earlier: dict[str, set[str]]  # and those whose settings it has no more
 
     # --- the state of everything ------------------------------------------------------------------------------------
 
@@ -169,22 +170,13 @@ class Site:
         path = self.root / REPEATED
         if not path.exists():
             return []
-        numbers = {number.id: number for page in self.pages for number in page.beside.numbers}
         told = list[str]()
-        for draw in json.loads(path.read_text(encoding="utf-8"))["draws"]:
-            cells = draw["cells"]
-            then = sum(cell["same_number"] for cell in cells)
-            now = sum(
-                abs(numbers[cell["cell"]].ours.get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9
-                for cell in cells
-            )
-            whole = len(draw["drawn"])
-            today = "" if now == then else f", {now} of {whole} the one that it has today"
-            unfinished = f", {whole - len(cells)} came to no end" if len(cells) < whole else ""
-            data = f" of {' and '.join(draw['data'])}" if "data" in draw else ""
-            where = f"Draw {len(told) + 1}, on one {draw['device']}, of {draw['drawn_of']:,} results{data}"
-            where += f" whose trainings took at most {draw['longest_seconds']:,.0f} s"
-            told.append(f"- {where}: {then} of {whole} gave the number that the cell had{today}{unfinished}.")
+        ours = {number.id: number.ours for page in self.pages for number in page.beside.numbers}
+        try:
+            for draw in json.loads(path.read_text(encoding="utf-8"))["draws"]:
+                told.append(f"- Draw {len(told) + 1}, {_draw(draw, ours)}.")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UserError(f"{path}: holds no draws of cells that were run again: restore it") from None
         return [
             "",
             "Cells drawn at random and run again by their commands",
@@ -218,12 +210,15 @@ class Site:
         drawn = f"{table.name.replace('/', '_')}.png"
         lines = markdown.section_lines(first, target)
         lines += ["", f"![{for_markdown(table.source)}]({drawn})"] if (out / drawn).is_file() else []
-        if own := self.needed[table.name]:
-            lines += ["", f"Training: {self._spent_told(own)}."]
+        own, before = self.needed[table.name], self.earlier[table.name]
+        if own or before:
+            told = f"; earlier ones with other settings: {self._spent_told(before)}" if before else ""
+            lines += ["", f"Training: {self._spent_told(own)}{told}."]
         return [*lines, *(line for other in others for line in ("", *markdown.section_lines(other, target, 3)))]
 
     def _trainings_of(self, pages: Iterable[Page]) -> set[str]:
-        return set[str]().union(*(self.needed[page.beside.table.name] for page in pages))
+        names = [page.beside.table.name for page in pages]
+        return set[str]().union(*(self.needed[name] | self.earlier[name] for name in names))
 
     def _reasons_kept(self, pages: Sequence[Page]) -> list[str]:
         kept: dict[reasons.Reason, list[str]] = {}
@@ -237,9 +232,7 @@ class Site:
 
     def check(self) -> None:
         """Refuse reasons for numbers and columns that no table has, and evidence that is not there."""
-        columns = [column for page in self.pages for column in page.beside.columns]
-        numbers = {number.id for column in columns for number in column.numbers}
-        reasons.check(self.reasons, numbers | {column.id for column in columns}, self.root)
+        reasons.check(self.reasons, set[str]().union(*(page.ids for page in self.pages)), self.root)
 
     def write(self, out: Path) -> list[Path]:
         """Write the pages, each whole or not at all, after checking that no reason would be lost."""
@@ -258,16 +251,32 @@ def gather(root: Path, tables: Sequence[Table] | None = None) -> Site:
     known, reader = reasons.read(root), Reader(root)
     pages = tuple(Page(reader.beside(table), known) for table in tables)
     trainings: dict[str, Result] = {}
-    needed: dict[str, set[str]] = {}
+    needed: dict[str, set[str]] = {table.name: set() for table in tables}
+    earlier: dict[str, set[str]] = {table.name: set() for table in tables}
     for table in tables:
-        own = needed.setdefault(table.name, set())
         for entry in filter(lambda entry: entry.runs, table.entries):
             there, outdated = reader.results(entry)
-            for result in [*there.values(), *outdated, *reader.tries(entry)]:
-                if result.done:
+            for found, own in (there.values(), needed), ([*outdated, *reader.tries(entry)], earlier):
+                for result in filter(lambda result: result.done, found):
                     trainings.setdefault(_training(result), result)
-                    own.add(_training(result))
-    return Site(root, pages, known, trainings, needed)
+                    own[table.name].add(_training(result))
+        earlier[table.name] -= needed[table.name]
+    return Site(root, pages, known, trainings, needed, earlier)
+
+
+def _draw(draw: dict[str, Any], ours: Mapping[str, Mapping[int, float]]) -> str:
+    """Return how many cells of a draw gave the number that they had, and how many the one that they have today."""
+    cells, whole = draw["cells"], len(draw["drawn"])
+    then = sum(cell["same_number"] is True for cell in cells)
+    now = sum(
+        abs(ours.get(cell["cell"], {}).get(cell["seed"], math.inf) - cell["again"]["value"]) < 1e-9 for cell in cells
+    )
+    today = "" if now == then else f", {now} of {whole} the one that it has today"
+    unfinished = f", {whole - len(cells)} came to no end" if len(cells) < whole else ""
+    data = f" of {' and '.join(draw['data'])}" if "data" in draw else ""
+    where = f"on one {draw['device']}, of {draw['drawn_of']:,} results{data}"
+    where += f" whose trainings took at most {draw['longest_seconds']:,.0f} s"
+    return f"{where}: {then} of {whole} gave the number that the cell had{today}{unfinished}"
 
 
 def _training(result: Result) -> str:

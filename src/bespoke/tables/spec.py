@@ -156,6 +156,7 @@ class Table:
     published_over: str = ""
     seed: int = 0  # which is run where none is given
     readings_for: str = ""  # the paper whose readings it tries; rows and columns in brackets are none
+    chosen: str = ""  # of these the column as which that paper's tables are read
     rows: tuple[Row, ...] = ()
     cells: tuple[Cell, ...] = ()
 
@@ -311,6 +312,8 @@ def _check(table: Table) -> None:
     _check_choice(table.kind, ("table", "figure"), f"{where}: kind")
     if table.readings_for and not (table.path.parents[2] / table.readings_for).is_dir():
         raise UserError(f"{where}: readings_for: there is no paper {shown(table.readings_for)} in this folder")
+    if table.chosen:
+        _check_choice(table.chosen, [cell.id for cell in table.cells], f"{where}: chosen")
     if table.seed < 0:
         raise UserError(f"{where}: seed must not be negative, and is {table.seed}")
     if table.kind == "figure" and not table.figure:
