@@ -57,7 +57,6 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
     ("place", "value"),
     [
         ("status", "half"),
-        ("seed", 1),
         ("seed", False),
         ("seed", "0"),
         ("seconds", "9"),
@@ -92,8 +91,6 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
         ("higher.accuracy", False),
         ("higher.loss", True),
         ("round", 190),
-        ("table", "maker/t2"),
-        ("cell", "easy/ours"),
         ("settings.seed", 1),
         ("seconds", -1.0),
         ("environment.side_by_side", 0),
@@ -155,12 +152,14 @@ def test_a_counted_result_has_a_number(root, table, value):
         results.read(path)
 
 
-@pytest.mark.parametrize("name", ["1.json", "00.json", "1-0123abcd.json"])
-def test_the_file_of_another_seed_is_refused(root, table, name):
+@pytest.mark.parametrize("name", ["1.json", "00.json", "1-0123abcd.json", "../ours/0.json"])
+def test_the_file_of_another_seed_or_cell_is_refused(root, table, name):
     path = paper_tables.put(root, table, "easy/ditto", 0, 70.0)
-    path.with_name(name).write_text(path.read_text())
-    with pytest.raises(UserError, match=f"{name}: is no result of a table"):
-        (results.tries if "-" in name else results.of)(root, table.entry("easy/ditto"))
+    paper_tables.put(root, table, "easy/ours", 0, 70.0)
+    other = path.parent / name
+    other.write_text(path.read_text())
+    with pytest.raises(UserError, match="is the result of 'maker/t1', cell 'easy/ditto', seed 0: it belongs elsewhere"):
+        results.read(other)
 
 
 def test_a_damaged_file_does_not_stop_what_others_are_read_for(root, table):

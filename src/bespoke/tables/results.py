@@ -94,13 +94,16 @@ def read(path: Path) -> Result:
         raise UserError(f"{path}: is no file: remove it, and sweep again")
     try:
         content = json.loads(path.read_bytes(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-        sound = _sound(content) and _at(content, path)
+        sound = _sound(content)
     except (ValueError, RecursionError):
         sound = False
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if not sound:
         raise UserError(f"{path}: is no result of a table: remove it, and sweep again")
+    if not _at(content, path):
+        own = f"{shown(content['table'])}, cell {shown(content['cell'])}, seed {content['seed']}"
+        raise UserError(f"{path}: is the result of {own}: it belongs elsewhere; remove it, and sweep again")
     return Result(path, content)
 
 
@@ -248,15 +251,14 @@ def _sound(content: Any) -> bool:
         return _fits(content, _FAILED)
     if "clients" not in content:
         return _fits(content, _COUNTED)
-    together = content.get("environment", {}).get("side_by_side", 1)
-    timed = type(together) is int and together > 0 and content["seconds"] >= 0
-    return _fits(content, _RUN) and _fits(content.get("probe", {}), {...: (dict,)}) and timed and _alike(content)
+    kinds = _fits(content, _RUN) and _fits(content.get("probe", {}), {...: (dict,)})
+    return kinds and _alike(content) and _possible(content)
 
 
 def _alike(content: dict[str, Any]) -> bool:
     """Return whether all columns have an entry for each client, or for each round, and each metric its direction."""
     curve, clients = content["curve"], content["clients"]
-    pairs, rounds = clients["metrics"].values(), curve["round"]
+    pairs = clients["metrics"].values()
     columns = [clients[key] for key in ("client", "group", "rows")] + [*clients["logged"].values()]
     columns += [pair[part] for pair in pairs for part in ("sum", "weight")]
     if clients["condition"] is not None:
@@ -267,25 +269,32 @@ def _alike(content: dict[str, Any]) -> bool:
         and _fits(clients["condition"] or [], [_TEXT])
         and all(_uniform([*pair["sum"], *pair["weight"]]) for pair in pairs)
         and {content["metric"], *clients["metrics"]} <= content["higher"].keys()
-        and len(set(clients["client"])) == len(clients["client"])
-        and (not rounds or content.get("round") in (rounds[-1:] if content["selection"] == "last" else rounds))
-        and _possible(clients["metrics"], content["higher"])
     )
 
 
-def _possible(metrics: dict[str, Any], higher: dict[str, bool]) -> bool:
-    """Return whether no accuracy is below 0 or above 1, and more of it is better, of loss less."""
-    pairs = metrics.get("accuracy", {"sum": [], "weight": []})
-    counted = [pair for pair in zip(pairs["sum"], pairs["weight"], strict=True) if {*map(type, pair)} <= {*_NUMBER}]
-    right = all(0 <= own <= weight for own, weight in counted)
-    return right and higher.get("accuracy", True) and not higher.get("loss", False)
+def _possible(content: dict[str, Any]) -> bool:
+    """Return whether a run can have given this: each client once, a round of its curve, no accuracy beyond 0 and 1."""
+    clients, rounds, higher = content["clients"], content["curve"]["round"], content["higher"]
+    together = content["environment"].get("side_by_side", 1)
+    right = clients["metrics"].get("accuracy", {"sum": [], "weight": []})
+    counted = [pair for pair in zip(right["sum"], right["weight"], strict=True) if {*map(type, pair)} <= {*_NUMBER}]
+    return (
+        len(set(clients["client"])) == len(clients["client"])
+        and all(0 <= own <= weight for own, weight in counted)
+        and higher.get("accuracy", True)
+        and not higher.get("loss", False)
+        and (not rounds or content.get("round") in (rounds[-1:] if content["selection"] == "last" else rounds))
+        and content["settings"].get("seed") == content["seed"]
+        and content["seconds"] >= 0
+        and type(together) is int
+        and together > 0
+    )
 
 
 def _at(content: dict[str, Any], path: Path) -> bool:
-    """Return whether a file lies where a result of its table, cell and seed belongs, and was run with that seed."""
+    """Return whether a file lies where a result of its table, cell and seed belongs."""
     table, cell, seed = content["table"], content["cell"], content["seed"]
-    here = "/".join(path.absolute().parts[-5:-1]) == f"{table}/{cell}" and str(seed) == path.stem.partition("-")[0]
-    return here and content["settings"].get("seed", seed) == seed
+    return "/".join(path.absolute().parts[-5:-1]) == f"{table}/{cell}" and str(seed) == path.stem.partition("-")[0]
 
 
 def _uniform(values: list[Any]) -> bool:
