@@ -162,6 +162,14 @@ def test_the_file_of_another_seed_or_cell_is_refused(root, table, name):
         results.read(other)
 
 
+@pytest.mark.parametrize("key", ["selection", "group", "view"])
+def test_results_that_were_read_otherwise_are_kept_apart(root, table, key):
+    for value in ("last", "best_test", "best_val"):
+        paper_tables.put(root, table, "easy/ditto", 0, 70.0, **{key: value})
+    kept = [*results.of(root, table.entry("easy/ditto")).values(), *results.tries(root, table.entry("easy/ditto"))]
+    assert sorted(result.content[key] for result in kept) == ["best_test", "best_val", "last"]
+
+
 def test_a_damaged_file_does_not_stop_what_others_are_read_for(root, table):
     paper_tables.put(root, table, "easy/ditto", 0, 70.0)
     damaged = paper_tables.put(root, table, "hard/ditto", 0, 70.0)

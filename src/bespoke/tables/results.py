@@ -45,7 +45,7 @@ class Result:
     @property
     def identity(self) -> str:
         """A hash of what was run and what was read from it."""
-        return identity(self.content["settings"], self.content["evaluate"], self.content["view"])
+        return _identity(self.content)
 
     @property
     def same_source(self) -> bool:
@@ -74,10 +74,9 @@ class Result:
         return None if found is None else float(found)
 
 
-def identity(settings: dict[str, Any], evaluate: Sequence[str], view: str) -> str:
-    """Return a hash of a run's full settings, the overrides it was evaluated with, and the view."""
-    told = json.dumps([settings, list(evaluate), view], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
+def _identity(content: dict[str, Any]) -> str:
+    read = [content.get(key) for key in ("settings", "evaluate", "view", "selection", "group")]
+    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()[:8]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -189,8 +188,7 @@ def write(root: Path, entry: Entry, content: dict[str, Any]) -> Path:
 
 def _replaces(content: dict[str, Any], old: Result) -> bool:
     """Return whether a result is of the same run and reading as an older one, so that it may take its place."""
-    same = identity(content["settings"], content["evaluate"], content["view"]) == old.identity
-    return same and content["status"] == "done" and content.get("selection") == old.content.get("selection")
+    return content["status"] == "done" and _identity(content) == old.identity
 
 
 def rounded(value: Any) -> Any:
