@@ -165,7 +165,13 @@ def test_the_papers_own_method_is_counted_apart(tmp_path):
     paper_tables.put(root, table, "easy/ditto", 0, 10.0)
     paper_tables.put(root, table, "other/ours", 0, 10.0)
     counts = site.gather(root, [table]).pages[0].counts
-    assert (counts.own, counts.own_near, counts.marked) == (2, 1, 2)
+    assert (counts.own, counts.own_near, counts.own_spread, counts.marked) == (2, 1, 0, 2)
+    for seed, value in enumerate((77.0, 80.0, 83.0)):  # 3.7 points above the published number
+        paper_tables.put(root, table, "easy/ours", seed, value)
+    counts = site.gather(root, [table]).pages[0].counts
+    assert (counts.own, counts.own_near, counts.own_spread, counts.marked) == (2, 1, 1, 2)
+    told = "numbers of its own method that are not marked | 2 of 2 | 1, 1 of them only since they vary |"
+    assert told in pages(root, table)["README.md"]
 
 
 def test_another_reading_of_printed_numbers_is_shown_and_not_counted(tmp_path):

@@ -40,6 +40,7 @@ class Counts:
     argued: int = 0  # likewise, but judged by other methods, other data or the paper's own numbers
     own: int = 0  # of the paper's own method, begun
     own_near: int = 0  # of these: not marked
+    own_spread: int = 0  # of these: only since they vary over seeds or repetitions
     failed: int = 0  # numbers for which a run failed
     columns: int = 0  # in which the paper's best method was run
     winners_kept: int = 0
@@ -92,6 +93,7 @@ class Page:
             argued=sum(reason.open == ARGUED for reason in known),
             own=len(own),
             own_near=sum(not number.marked for number in own),
+            own_spread=sum(not number.marked and not number.within(POINTS) for number in own),
             failed=sum(bool(number.failed) for number in self.beside.numbers),
             columns=len(decided),
             winners_kept=sum(bool(column.winner_kept) for column in decided),

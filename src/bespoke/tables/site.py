@@ -131,7 +131,8 @@ class Site:
             "## What is aimed at",
             "",
             "Three quarters of a paper's own numbers, the paper's best method in two thirds of the columns, and a",
-            "reason for every marked number and every other best method.",
+            "reason for every marked number and every other best method. Numbers that are not marked only since they",
+            "vary are more than 1.5 points away, and at most two standard deviations.",
             "",
             *markdown_table(["aim", "needed", "so far"], self._aims(by_paper)),
         ]
@@ -144,7 +145,9 @@ class Site:
             own = sum((page.counts for page in pages), Counts())
             if own.own:
                 what = f"{pages[0].beside.table.paper}: numbers of its own method that are not marked"
-                aims.append([for_markdown(what), f"{math.ceil(OWN_NEAR * own.own)} of {own.own}", str(own.own_near)])
+                wide = f", {own.own_spread} of them only since they vary" if own.own_spread else ""
+                needed = f"{math.ceil(OWN_NEAR * own.own)} of {own.own}"
+                aims.append([for_markdown(what), needed, f"{own.own_near}{wide}"])
         if total.columns:
             kept = f"{total.winners_kept}, and {total.winners_explained} with a reason for another one"
             needed = f"{math.ceil(KEPT * total.columns)} of {total.columns}"
