@@ -17,7 +17,7 @@ from bespoke.report.page.parts import Chart, Code, Details, Link, Section, Words
 from bespoke.tables import readings, reasons, spec
 from bespoke.tables.beside import Number, Reader
 from bespoke.tables.page import Page
-from bespoke.tables.spec import Cell, Entry, Table
+from bespoke.tables.spec import Cell, Row, Table
 
 
 def beside(table: Table, root: Path) -> Page:
@@ -149,7 +149,8 @@ def _readings(table: Table, root: Path) -> Section | None:
     texts += [_ON_ONE_COLUMN] if items else []
     questions = [each for each in _questions(paper) if _methods(each) & _methods(table)]
     for question in questions:
-        numbers = [n for n in Reader(root).beside(question).numbers if not _in_brackets(n.entry)]
+        numbers = Reader(root).beside(question).numbers
+        numbers = [n for n in numbers if not _in_brackets(n.entry.row) and not _in_brackets(n.entry.cell)]
         run = f"{sum(bool(n.ours) for n in numbers)} of {len(numbers)}"
         told = f"{question.title}: {run} numbers of its readings are there{_chosen(question)} ("
         items.append((told, Link(question.name, question.path), ")."))
@@ -172,7 +173,7 @@ _IN_A_QUESTION: Words = ("Open questions try further readings; their page says w
 
 def _chosen(question: Table) -> str:
     """Return which of a question's columns was chosen, and of how many; "" if none."""
-    columns = [cell for cell in question.cells if not cell.name.startswith("(")]
+    columns = [cell for cell in question.cells if not _in_brackets(cell)]
     names = (cell.name for cell in columns if cell.id == question.chosen)
     return "".join(f"; of {len(columns)} columns one was chosen: {name}" for name in names)
 
@@ -183,9 +184,9 @@ def _questions(paper: str) -> list[Table]:
     return [table for table in tables if table.readings_for == paper]
 
 
-def _in_brackets(entry: Entry) -> bool:
-    """Return whether a question has it only to show what decides."""
-    return entry.row.name.startswith("(") or entry.cell.name.startswith("(")
+def _in_brackets(part: Row | Cell) -> bool:
+    """Return whether a question has a row or a column only to show what decides."""
+    return part.name.startswith("(")
 
 
 def _methods(table: Table) -> set[str]:
