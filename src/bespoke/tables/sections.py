@@ -149,8 +149,8 @@ def _readings(table: Table, root: Path) -> Section | None:
     texts += [_ON_ONE_COLUMN] if items else []
     questions = [each for each in _questions(paper) if _methods(each) & _methods(table)]
     for question in questions:
-        numbers = Reader(root).beside(question).numbers
-        numbers = [n for n in numbers if not _in_brackets(n.entry.row) and not _in_brackets(n.entry.cell)]
+        everything = Reader(root).beside(question).numbers
+        numbers = [n for n in everything if not _in_brackets(n.entry.row) and not _in_brackets(n.entry.cell)]
         run = f"{sum(bool(n.ours) for n in numbers)} of {len(numbers)}"
         told = f"{question.title}: {run} numbers of its readings are there{_chosen(question)} ("
         items.append((told, Link(question.name, question.path), ")."))
