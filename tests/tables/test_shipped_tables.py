@@ -18,8 +18,8 @@ PAPERS = {
 }
 NAMES = [f"{paper}/{name}" for paper, names in PAPERS.items() for name in names.split()]
 ASKED = """
-fedlda_fall fedlda_level fedlda_partitions fedpac_mixing fedpce_fedbn pfedfda_betas pfedfda_cifar100 pfedfda_few
-pfedfda_pairs pfedvmp_baselines pfedvmp_level pfedvmp_xi self_fl_rounds self_fl_steps
+fedlda_fall fedlda_level fedlda_partitions fedpac_mixing fedpce_fedbn fedpce_level pfedfda_betas pfedfda_cifar100
+pfedfda_few pfedfda_pairs pfedvmp_baselines pfedvmp_level pfedvmp_xi self_fl_rounds self_fl_steps
 """
 QUESTIONS = [f"questions/{name}" for name in ASKED.split()]
 DRAWN = {"pfedfda/f3", "pfedvmp/f4"}  # from partitions, without a run
