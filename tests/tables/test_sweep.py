@@ -23,7 +23,7 @@ from bespoke.report.summary import Evaluations
 from bespoke.runs import api
 from bespoke.runs.lock import FolderLock
 from bespoke.tables import plan, reading, results, spec, worker
-from bespoke.tables.sweep import State, _heard, _longest_first, _Worker, sweep
+from bespoke.tables.sweep import State, _heard, _longest_first, _seconds_left, _Worker, sweep
 from bespoke.tables.worker import Place
 
 
@@ -534,6 +534,31 @@ def test_seconds_are_guessed_from_what_has_run(table, tmp_path):
     assert clock.guess(found["a/fedper"]) == clock.guess(dear) == 90.0  # the method's only one here
     clock.learn(found["a/fedper"], 5.0)
     assert (clock.guess(found["a/fedper"]), clock.guess(dear)) == (5.0, 90.0)  # settings of its own tell more
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "alone", "processes", "seconds"),
+    [
+        ([], [], [], 2, 0.0),
+        ([(100.0, 0.25)], [], [], 2, 75.0),  # a long one that is left alone
+        ([(100.0, 0.5), (10.0, 0.5)], [30.0, 20.0], [], 2, 55.0),  # 50 on one, 5 + 30 + 20 on the other
+        ([(8.0, 0.0)], [], [7.0, 5.0], 4, 20.0),  # after all others
+        ([(8.0, 0.0)], [None], [], 1, 16.0),  # as long as those that are known
+        ([], [None], [], 1, None),
+    ],
+)
+def test_what_is_left_takes_as_long_as_the_last_process(running, waiting, alone, processes, seconds):
+    told, state = {}, State()
+
+    def job(guess, alone=False):
+        key = str(len(told))
+        told[key] = guess
+        return SimpleNamespace(key=key, alone=alone)
+
+    state.running = {each.key: (each, share) for each, share in ((job(guess), share) for guess, share in running)}
+    state.waiting = [*map(job, waiting), *(job(guess, alone=True) for guess in alone)]
+    clock = SimpleNamespace(guess=lambda job: told[job.key])
+    assert _seconds_left(state, clock, processes) == seconds
 
 
 def test_seconds_of_another_device_tell_nothing(table, place):

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import heapq
 import multiprocessing
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -250,14 +252,18 @@ def _heard(each: _Worker, state: State, clock: Clock, root: Path) -> bool:
 
 
 def _seconds_left(state: State, clock: Clock, processes: int) -> float | None:
-    """Guess how long the rest takes."""
-    rest = [(job, 1.0) for job in state.waiting] + [(job, 1.0 - share) for job, share in state.running.values()]
-    guesses = [clock.guess(job) for job, _ in rest]
-    known = [guess for guess in guesses if guess is not None]
+    """Guess how long the rest takes: a process that is free takes the next job, and those run alone come last."""
+    guesses = {job.key: clock.guess(job) for job in (*state.waiting, *(job for job, _ in state.running.values()))}
+    known = [guess for guess in guesses.values() if guess is not None]
     if not known:
-        return None if rest else 0.0
-    typical = sum(known) / len(known)
-    return sum((guess or typical) * part for guess, (_, part) in zip(guesses, rest, strict=True)) / processes
+        return None if guesses else 0.0
+    seconds = {key: statistics.fmean(known) if guess is None else guess for key, guess in guesses.items()}
+    running = [seconds[job.key] * (1.0 - share) for job, share in state.running.values()]
+    ends = running + [0.0] * (processes - len(running))
+    heapq.heapify(ends)
+    for job in (job for job in state.waiting if not job.alone):
+        heapq.heapreplace(ends, ends[0] + seconds[job.key])
+    return max(ends) + sum(seconds[job.key] for job in state.waiting if job.alone)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
