@@ -3,9 +3,11 @@
 The results have the settings that their table asks for; only the numbers in them are made up.
 """
 
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from bespoke.report.groups import members
 from bespoke.tables import plan, results, spec
 from bespoke.tables.spec import Entry, Table
 
@@ -138,7 +140,24 @@ def content(entry: Entry, seed: int, values: list[float], **changes: Any) -> dic
         "shared_with": [],
     }
     rounds = changes.get("curve", told["curve"])["round"]
-    return told | {"round": rounds[-1] if rounds else 200} | changes
+    told["round"] = rounds[-1] if rounds else 200
+    told["totals"]["rounds"] = told["round"]
+    return agreeing(told | changes)
+
+
+def agreeing(told: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with a curve that has, in the round that is shown, the accuracy of the clients, if any."""
+    clients, curve = told["clients"], told["curve"]
+    pair = clients["metrics"].get(told["metric"], {"sum": [], "weight": []})
+    keep = members(told["group"], clients["group"], clients["condition"])
+    pairs = [
+        (own, rows) for own, rows in compress(zip(pair["sum"], pair["weight"], strict=True), keep) if own is not None
+    ]
+    if not pairs or told["round"] not in curve["round"]:
+        return told
+    pooled = [*curve["pooled"]]
+    pooled[curve["round"].index(told["round"])] = sum(own for own, _ in pairs) / sum(rows for _, rows in pairs)
+    return told | {"curve": curve | {"pooled": pooled}}
 
 
 def put(root: Path, table: Table, id: str, seed: int, *values: float, **changes: Any) -> Path:

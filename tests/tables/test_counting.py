@@ -107,3 +107,13 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
     (tmp_path / "experiments/maker/easy.toml").write_text('[data]\nname = "mnist"\n[model]\nname = "mlp"\n')
     with pytest.raises(UserError, match="there is no row 'fedavg' among the parameters; use body, linear, gaussian"):
         counting.count([table], tmp_path / "results")
+
+
+def test_a_number_that_was_counted_for_another_model_is_left_out(tmp_path, small):
+    folder, root = tmp_path / "experiments" / "maker", tmp_path / "results"
+    entry, run = spec.read(folder / "tables" / "t1.toml").entry("col/fedavg"), folder / "easy.toml"
+    results.write(root, entry, counting.counted(entry))
+    assert [*results.current(root, entry)[0]] == [0]
+    run.write_text(run.read_text().replace("hidden = 8", "hidden = 9"))
+    there, outdated = results.current(root, entry)
+    assert not there and [result.seed for result in outdated] == [0]

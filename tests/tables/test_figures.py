@@ -53,7 +53,8 @@ def test_curves_are_the_means_of_the_seeds_with_a_band_and_a_panel_for_each_cell
     text = 'figure = "curves"\n' + ROWS + CELL + CELL.replace('"a"', '"b"').replace("first", "second")
     table = figure(tmp_path, text + 'stand_in = "digits for letters"\npublished = { pfedfda = 76.93 }\n')
     for seed, top in ((0, 0.7), (1, 0.9)):
-        put(tmp_path / "r", table, "a/fedavg", seed, **content([0.5] * 4, curve=rising([2, 4], top)))
+        curve = rising([2, 4], top)
+        put(tmp_path / "r", table, "a/fedavg", seed, **content(curve["pooled"][-1:] * 4, curve=curve))
     put(tmp_path / "r", table, "a/pfedfda", **content([0.8] * 4, curve=rising([2, 4], 0.8)))
     put(tmp_path / "r", table, "b/pfedfda", **content([0.8] * 4, curve=rising([1, 3, 5], 0.5)))
     drawn, missing = picture(table, tmp_path / "r")
@@ -137,6 +138,8 @@ def test_estimates_beside_the_hierarchy_are_drawn_after_the_methods(tmp_path):
     cell = '[[cell]]\nid = "v{0}"\nlabel = "variance {0}"\nbase = "small"\nset = ["data.between={0}"]\n'
     text = 'figure = "hierarchy"\nstatistic = "mean"\n' + ROWS + "".join(cell.format(v) for v in (0.01, 1.0))
     table = figure(tmp_path, text)
+    run = '[data]\nname = "synthetic_hierarchy"\n[model]\nname = "linear"\n[objective]\nname = "mean_estimation"\n'
+    (tmp_path / "paper" / "small.toml").write_text(run)
     for v in (0.01, 1.0):
         for row, error in (("fedavg", v), ("pfedfda", v / 2)):
             told = content([0, 0], probe={"hierarchy": {"local": 0.02, "paper": v / 10, "bayes": v / 20}})
@@ -391,7 +394,7 @@ def test_results_with_other_settings_are_left_out_and_counted(tmp_path):
 
 def test_results_of_older_source_are_named(tmp_path):
     table = figure(tmp_path, 'figure = "histogram"\n' + ROWS + CELL)
-    older = {"method": "0" * 12, "modules": ["bespoke.algorithms.fedavg"]}
+    older = {"method": "0" * 12, "modules": ["bespoke.algorithms.fedavg"], "commit": None}
     put(tmp_path / "r", table, "a/fedavg", **content([0.5, 0.7], source=older))
     put(tmp_path / "r", table, "a/pfedfda", **content([0.5, 0.7]))
     drawn, _ = picture(table, tmp_path / "r")

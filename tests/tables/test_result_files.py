@@ -88,6 +88,15 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
         ("clients.metrics.accuracy.sum", [-1, 80]),
         ("clients.metrics.accuracy.weight", [100, 79]),
         ("clients.client", [3, 3]),
+        ("clients.metrics.accuracy.weight", [100, 200]),  # more than its rows
+        ("clients.metrics.accuracy.sum", [70, 81]),  # the curve says 75 %
+        ("clients.metrics.accuracy.sum", [100, 100]),
+        ("clients.group", ["train", "alien"]),
+        ("clients.group", ["train", "new"]),  # the curve is of both
+        ("group", "alien"),
+        ("curve.pooled", [0.76]),
+        ("totals.rounds", 300),  # the curve ends before
+        ("source.commit", 5),
         ("higher.accuracy", False),
         ("higher.loss", True),
         ("round", 190),
@@ -138,10 +147,11 @@ def test_a_failed_result_says_why_it_failed(root, table, key):
     path = paper_tables.fail(root, table, "easy/ditto", 0, "the memory is too small")
     content = json.loads(path.read_text())
     assert not results.read(path).done
-    del content[key]
-    write(path, content)
-    with pytest.raises(UserError, match="is no result of a table"):
-        results.read(path)
+    without = {name: value for name, value in content.items() if name != key}
+    for told in (without, content | {"error": " "}):
+        write(path, told)
+        with pytest.raises(UserError, match="is no result of a table"):
+            results.read(path)
 
 
 @pytest.mark.parametrize("value", ["many", [3]])
@@ -162,12 +172,25 @@ def test_the_file_of_another_seed_or_cell_is_refused(root, table, name):
         results.read(other)
 
 
-@pytest.mark.parametrize("key", ["selection", "group", "view"])
-def test_results_that_were_read_otherwise_are_kept_apart(root, table, key):
-    for value in ("last", "best_test", "best_val"):
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("selection", ["best_test", "best_val", "last"]),
+        ("group", ["all", "new", "train"]),
+        ("view", ["global", "local", "personal"]),
+    ],
+)
+def test_results_that_were_read_otherwise_are_kept_apart(root, table, key, values):
+    for value in values:
         paper_tables.put(root, table, "easy/ditto", 0, 70.0, **{key: value})
     kept = [*results.of(root, table.entry("easy/ditto")).values(), *results.tries(root, table.entry("easy/ditto"))]
-    assert sorted(result.content[key] for result in kept) == ["best_test", "best_val", "last"]
+    assert sorted(result.content[key] for result in kept) == values
+
+
+def test_a_copy_of_a_result_is_no_earlier_one(root, table):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0)
+    (path.parent / "0-copy.json").write_text(path.read_text())
+    assert results.tries(root, table.entry("easy/ditto")) == []
 
 
 def test_a_damaged_file_does_not_stop_what_others_are_read_for(root, table):

@@ -101,6 +101,12 @@ def test_a_wrong_setting_names_its_cell(tmp_path):
 # --- what is written ------------------------------------------------------------------------------------------------
 
 
+def test_a_fold_that_is_not_there_is_told_before_anything_is_run(tmp_path):
+    changed = TABLE.replace('"data.alpha=0.1"', '"data.folds=2", "data.fold=2"', 1)
+    with pytest.raises(UserError, match=r"paper/t1: cell b/fedavg: .*folds = 2, fold = 2"):
+        plan.jobs(spec.read(write(tmp_path, changed)).entries, [0])
+
+
 def test_a_result_holds_what_the_run_recorded(table, place, tmp_path):
     (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["b", "c"]), [3])
     assert carry_out(job, place) == worker.DONE

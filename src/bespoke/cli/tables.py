@@ -114,6 +114,7 @@ def table(
         if markdown:
             raise UserError("--markdown shows one table: name it, or write pages of all with --write FOLDER")
         everything = site.gather(results)
+        everything.check()
         if write is not None:
             for path in everything.write(write):
                 print(visible(f"written: {path}"), file=sys.stderr)

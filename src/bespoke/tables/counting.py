@@ -16,6 +16,7 @@ from bespoke.models import build_task
 from bespoke.runs.execution import code_commit
 from bespoke.runs.experiment import Experiment, load
 from bespoke.tables import results
+from bespoke.tables.plan import same_settings
 from bespoke.tables.reading import about
 from bespoke.tables.spec import Entry, Table
 
@@ -23,27 +24,37 @@ from bespoke.tables.spec import Entry, Table
 def count(tables: Iterable[Table], root: Path, cells: Sequence[str] = ()) -> int:
     """Write a result for each number of the tables that can be counted, of some cells or of all; return how many."""
     wanted = [
-        entry
-        for table in tables
-        for entry in table.entries
-        if entry.cell.kind == "benchmark" and not entry.cell.missing and entry.cell.how in COUNTS
-        if not cells or entry.cell.id in cells
+        entry for table in tables for entry in table.entries if is_counted(entry) if not cells or entry.cell.id in cells
     ]
     for entry in wanted:
         content, there = counted(entry), results.at(root, entry, 0)
-        told = there.content if there else {"source": {}}
-        if not told["source"].get("commit") or told.get("value") != content["value"]:  # else no file changes
+        if there is None or not _same(there.content, content, experiment_of(entry)[0]):  # else no file changes
             results.write(root, entry, content)
     return len(wanted)
 
 
-def counted(entry: Entry) -> dict[str, Any]:
-    """Return the content of the result of a number that is counted."""
+def _same(told: dict[str, Any], content: dict[str, Any], experiment: Experiment) -> bool:
+    """Return whether a result has a commit, and the number and settings that it would have now."""
+    counted = told["source"].get("commit") and told.get("value") == content["value"]
+    return bool(counted) and same_settings(told["settings"], experiment)
+
+
+def is_counted(entry: Entry) -> bool:
+    """Return whether a number is counted from a model and a method."""
+    return entry.cell.kind == "benchmark" and not entry.cell.missing and entry.cell.how in COUNTS
+
+
+def experiment_of(entry: Entry) -> tuple[Experiment, str]:
+    """Return the experiment whose model and method a number is counted from, and where its settings come from."""
     if entry.base is None:
         raise UserError(f"{entry.table}: cell {entry.id} names no run file to take the model from: add base = ...")
     method = None if entry.cell.how == "parameters" else entry.algorithm  # whose rows are parts of the model
-    overrides = entry.overrides(0) if method else list(entry.cell.set)
-    experiment, source = load(entry.base, method, overrides, seed=0)
+    return load(entry.base, method, entry.overrides(0) if method else list(entry.cell.set), seed=0)
+
+
+def counted(entry: Entry) -> dict[str, Any]:
+    """Return the content of the result of a number that is counted."""
+    experiment, source = experiment_of(entry)
     return {
         **about(entry, experiment, source),
         "status": "done",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bespoke.core.settings import Training
+from bespoke.data.federate import check_settings
 from bespoke.data.settings import DataSettings
 from bespoke.errors import UserError
 from bespoke.registry import closest
@@ -53,7 +54,9 @@ def experiment_of(entry: Entry, seed: int) -> tuple[Experiment, str]:
     if entry.base is None:
         raise UserError(f"{entry.table}: cell {entry.id} is not run")
     try:
-        return load(entry.base, entry.algorithm, entry.overrides(seed), seed)
+        experiment, source = load(entry.base, entry.algorithm, entry.overrides(seed), seed)
+        check_settings(experiment.data)
+        return experiment, source
     except UserError as error:
         raise UserError(f"{entry.table}: cell {entry.id}: {error}") from None
 

@@ -6,9 +6,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import numpy as np
 import bespoke
 from bespoke.errors import UserError, shown
 from bespoke.files import read_settings, write_atomic
-from bespoke.report.groups import members
+from bespoke.report.groups import PEOPLE, members
 from bespoke.report.metrics import Aggregates, Scores, aggregate
 from bespoke.tables.spec import Entry
 
 USUAL = Path("results")  # a folder that need not be there before the first sweep
 DOUBTS = "doubts.toml"  # among the results
+_DIGITS = 1e-6  # by which numbers may differ that are kept with seven digits
 
 
 @dataclass(frozen=True)
@@ -117,13 +119,20 @@ def current(root: Path, entry: Entry) -> tuple[dict[int, Result], list[Result]]:
     if root != USUAL and not root.is_dir():
         raise UserError(f"there is no folder {root}: name that of the results, or make it with bespoke sweep")
     there = of(root, entry)
-    if not entry.runs or not any(result.done for result in there.values()):
+    if not any(result.done for result in there.values()):
         return there, []
-    from bespoke.tables import plan  # it imports torch: only where there is a result to check
+    from bespoke.tables import counting, plan  # they import torch: only where there is a result to check
+
+    if not entry.runs and not (counting.is_counted(entry) and entry.base):
+        return there, []
 
     def fits(result: Result) -> bool:
-        known = "clients" in result.content  # else it was counted, when the cell was of another kind
-        return not result.done or (known and plan.answers(result, plan.job_of(entry, result.seed), entry))
+        known = "clients" in result.content  # else it was counted
+        if not result.done or known is not entry.runs:  # or the cell was of another kind
+            return not result.done
+        if known:
+            return plan.answers(result, plan.job_of(entry, result.seed), entry)
+        return plan.same_settings(result.content["settings"], counting.experiment_of(entry)[0])
 
     fitting = {seed: result for seed, result in there.items() if fits(result)}
     return fitting, [result for seed, result in there.items() if seed not in fitting]
@@ -160,7 +169,9 @@ def at(root: Path, entry: Entry, seed: int) -> Result | None:
 
 def tries(root: Path, entry: Entry) -> list[Result]:
     """Return results that the entry once had, with other settings than those of today's table."""
-    return [read(path) for path in sorted(place(root, entry).glob("*-*.json"))]
+    today = {result.identity for result in of(root, entry).values() if result.done}
+    found = (read(path) for path in sorted(place(root, entry).glob("*-*.json")))
+    return [result for result in found if result.identity not in today]  # a copy is none
 
 
 def everything(root: Path) -> Iterator[Result]:
@@ -209,7 +220,7 @@ _NUMBERS = [_NUMBER_OR_NONE]
 _EVERY: dict[Any, Any] = {
     **{key: _TEXT for key in ("table", "cell", "status", "view")},
     **{"seed": (int,), "seconds": _NUMBER, "settings": (dict,), "evaluate": [_TEXT]},
-    "source": {"modules": [_TEXT], "method": (str, type(None))},
+    "source": {"modules": [_TEXT], **{key: (str, type(None)) for key in ("method", "commit")}},
 }
 _FAILED: dict[Any, Any] = {"error": _TEXT}
 _COUNTED: dict[Any, Any] = {"value": _NUMBER_OR_NONE, "environment": (dict,)}
@@ -219,7 +230,7 @@ _RUN: dict[Any, Any] = {
     "environment": {"device": _TEXT},
     "higher": {...: (bool,)},
     "totals": {...: _NUMBER_OR_NONE},
-    "curve": {"round": [_NUMBER], ...: _NUMBERS},
+    "curve": {"round": [_NUMBER], "pooled": _NUMBERS, ...: _NUMBERS},
     "clients": {
         **{"client": [(int, str)], "group": [_TEXT], "rows": [(int,)], "condition": (list, type(None))},
         "metrics": {...: {"sum": [(*_NUMBER_OR_NONE, list)], "weight": [(*_NUMBER_OR_NONE, list)]}},
@@ -246,11 +257,11 @@ def _sound(content: Any) -> bool:
     if not _fits(content, _EVERY) or content["status"] not in ("done", "failed"):
         return False
     if content["status"] == "failed":
-        return _fits(content, _FAILED)
+        return _fits(content, _FAILED) and bool(content["error"].strip())
     if "clients" not in content:
         return _fits(content, _COUNTED)
     kinds = _fits(content, _RUN) and _fits(content.get("probe", {}), {...: (dict,)})
-    return kinds and _alike(content) and _possible(content)
+    return kinds and _alike(content) and _possible(content) and _agrees(content)
 
 
 def _alike(content: dict[str, Any]) -> bool:
@@ -271,14 +282,16 @@ def _alike(content: dict[str, Any]) -> bool:
 
 
 def _possible(content: dict[str, Any]) -> bool:
-    """Return whether a run can have given this: each client once, a round of its curve, no accuracy beyond 0 and 1."""
+    """Return whether a run can have given this: each client once, a round of its curve, of its rows some right."""
     clients, rounds, higher = content["clients"], content["curve"]["round"], content["higher"]
     together = content["environment"].get("side_by_side", 1)
     right = clients["metrics"].get("accuracy", {"sum": [], "weight": []})
     counted = [pair for pair in zip(right["sum"], right["weight"], strict=True) if {*map(type, pair)} <= {*_NUMBER}]
     return (
         len(set(clients["client"])) == len(clients["client"])
+        and {*clients["group"]} <= {*PEOPLE} - {"all"}
         and all(0 <= own <= weight for own, weight in counted)
+        and (not counted or right["weight"] == clients["rows"])
         and higher.get("accuracy", True)
         and not higher.get("loss", False)
         and (not rounds or content.get("round") in (rounds[-1:] if content["selection"] == "last" else rounds))
@@ -287,6 +300,29 @@ def _possible(content: dict[str, Any]) -> bool:
         and type(together) is int
         and together > 0
     )
+
+
+def _agrees(content: dict[str, Any]) -> bool:
+    """Return whether its clients have the number that the curve has in their round, and the curve ends with the run."""
+    curve, clients = content["curve"], content["clients"]
+    if not curve["round"]:
+        return True
+    try:
+        keep = members(content["group"], clients["group"], clients["condition"])
+    except UserError:
+        return False
+    at, last = curve["pooled"][curve["round"].index(content["round"])], curve["round"][-1]
+    metrics = [pair for pair in clients["metrics"].values() if not any(isinstance(own, list) for own in pair["sum"])]
+    found = [_pooled(compress(pair["sum"], keep), compress(pair["weight"], keep)) for pair in metrics]
+    known = [own for own in found if own is not None]
+    same = at is None or not known or any(abs(own - at) < _DIGITS for own in known)
+    return same and content["totals"].get("rounds", last) == last
+
+
+def _pooled(sums: Iterable[float | None], weights: Iterable[float | None]) -> float | None:
+    """Return a sum over clients, divided by that of their weights; None without any weight."""
+    pairs = [(own, weight) for own, weight in zip(sums, weights, strict=True) if own is not None and weight]
+    return math.fsum(own for own, _ in pairs) / math.fsum(weight for _, weight in pairs) if pairs else None
 
 
 def _at(content: dict[str, Any], path: Path) -> bool:
