@@ -44,6 +44,10 @@ def own(pages: Iterable[Page], readings: bool = False, variants: bool = False) -
     ]
 
 
+def printed(column: Column) -> list[Number]:
+    return [number for number in column.numbers if number.published is not None]
+
+
 def near(numbers: Own) -> str:
     return f"{sum(not number.marked for _, number in numbers)} of {len(numbers)}"
 
@@ -75,6 +79,7 @@ def told() -> list[tuple[list[str], list[str]]]:
     others = [column for _, column in columns(pages) if column.winner_kept is False]
     few = (column.lost or column.ahead_on[1] < 3 for column in others)
     each = (column.lost or (column.ahead_on[1] >= 3 and len({*column.ahead_on}) == 1) for column in others)
+    half = [column for _, column in columns(pages) if 2 * len(column.counted) >= len(printed(column))]
     shares = [number for _, number in held(pages) if number.percent]
     points = [number for number in shares if number.higher]
     every = [number for _, number in held(pages, readings=True) if number.percent]
@@ -95,6 +100,7 @@ def told() -> list[tuple[list[str], list[str]]]:
             ],
         ),
         ([tied(column.lost for column in others)], [tied(few), tied(each)]),
+        ([kept(column for _, column in columns(pages))], [kept(half)]),
         ([], []),  # of FedLDA's first reading, whose results are kept as earlier ones
         ([near(own(pages))], [f"{by_training(own(pages), found.root)} by trainings"]),
         ([near(own(fda)), kept(kept_fda)], [near(without), kept(unchosen)]),
