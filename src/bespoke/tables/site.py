@@ -98,13 +98,15 @@ class Site:
         return {FRONT: self._front(by_paper), **papers}
 
     def _front(self, by_paper: dict[str, list[Page]]) -> str:
-        far, well = list[list[str]](), list[list[str]]()
+        far, well, absent = list[list[str]](), list[list[str]](), list[str]()
         for name, pages in by_paper.items():
             counts = sum((page.counts for page in pages), Counts())
             link = f"[{for_markdown(pages[0].beside.table.paper)}]({name}.md)"
             far.append([link, *_progress(counts).values(), self._spent_told(self._trainings_of(pages))])
             if counts.points or counts.marked or counts.columns:
                 well.append([link, *_agreement(counts).values()])
+            elif counts.cells:
+                absent.append(link)
         far.append(["all", *_progress(self._total).values(), self._spent_told(self.trainings)])
         well.append(["all", *_agreement(self._total).values()])
         lines = [
@@ -127,6 +129,10 @@ class Site:
             *markdown_table(["paper", *_agreement(self._total)], well),
             "",
             *_WELL,
+            *(
+                f"Not in it is {link}: no printed number of it was run as told; its page tells the rest."
+                for link in absent
+            ),
             "",
             "## What is aimed at",
             "",
@@ -345,5 +351,5 @@ _WELL = [
     "best and told apart, it has a reason, one that leaves the cause open, or none. Several numbers and columns are",
     "often of one training, and some columns chose a reading ([what other counts would",
     "be](../tables.md#what-is-counted)). Where a table has several readings of the same printed numbers, the first is",
-    "counted. Papers of which no such number has been run are left out.",
+    "counted.",
 ]
