@@ -129,10 +129,7 @@ class Site:
             *markdown_table(["paper", *_agreement(self._total)], well),
             "",
             *_WELL,
-            *(
-                f"Not in it is {link}: no printed number of it was run as told; its page tells the rest."
-                for link in absent
-            ),
+            *(f"Left out is {link}: no printed number of it was run as told; its page tells more." for link in absent),
             "",
             "## What is aimed at",
             "",
