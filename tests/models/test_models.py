@@ -193,6 +193,7 @@ def test_settings_that_a_model_has_not_are_refused(name):
             COLOUR,
             "leave resnet18 maps of one pixel, which instance norm makes zero: .* larger than 32x32",
         ),
+        ({"name": "resnet18", "norm": "instance", "final_norm": "map"}, COLOUR, "gives all images the same features"),
         ({"name": "fedpce_resnet18"}, (1, 16, 16), "leave fedpce_resnet18 maps of one pixel.* larger than 16x16"),
         (
             {"name": "mobilenet_v3_small", "norm": "instance"},

@@ -117,3 +117,14 @@ def test_a_number_that_was_counted_for_another_model_is_left_out(tmp_path, small
     run.write_text(run.read_text().replace("hidden = 8", "hidden = 9"))
     there, outdated = results.current(root, entry)
     assert not there and [result.seed for result in outdated] == [0]
+
+
+def test_a_number_is_counted_again_where_only_its_settings_are_others(tmp_path, monkeypatch):
+    table = spec.find("pfedvmp/t4")
+    monkeypatch.setattr(counting, "code_commit", lambda: "0123abc")
+    counting.count([table], tmp_path, ["cifar10"])
+    (path, _) = sorted(tmp_path.rglob("*.json"))
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"settings": told["settings"] | {"seed": 0, "training": {"lr": 0.5}}}))
+    counting.count([table], tmp_path, ["cifar10"])
+    assert json.loads(path.read_text())["settings"] == told["settings"]

@@ -40,7 +40,8 @@ COLUMNS = ("client", "group", "condition", "rows", "metrics", "logged", "metrics
 
 
 @pytest.mark.parametrize(
-    "place", [*ALL, *RUN, *INNER, "curve.round", "higher.loss", *(f"clients.{column}" for column in COLUMNS)]
+    "place",
+    [*ALL, *RUN, *INNER, "curve.round", "curve.pooled", "higher.loss", *(f"clients.{column}" for column in COLUMNS)],
 )
 def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
     path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
@@ -84,18 +85,12 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
         ("clients.metrics.accuracy.sum", [70, float("nan")]),
         ("clients.metrics.accuracy.sum", [70, float("inf")]),
         ("clients.metrics.accuracy.sum", [70, 10**400]),
-        ("clients.metrics.accuracy.sum", [70, 101]),
-        ("clients.metrics.accuracy.sum", [-1, 80]),
-        ("clients.metrics.accuracy.weight", [100, 79]),
         ("clients.client", [3, 3]),
-        ("clients.metrics.accuracy.weight", [100, 200]),  # more than its rows
         ("clients.metrics.accuracy.sum", [70, 81]),  # the curve says 75 %
-        ("clients.metrics.accuracy.sum", [100, 100]),
-        ("clients.group", ["train", "alien"]),
         ("clients.group", ["train", "new"]),  # the curve is of both
         ("group", "alien"),
-        ("curve.pooled", [0.76]),
-        ("totals.rounds", 300),  # the curve ends before
+        ("curve.pooled", [0.75001]),
+        ("totals.rounds", 150),  # the curve goes on
         ("source.commit", 5),
         ("higher.accuracy", False),
         ("higher.loss", True),
@@ -114,6 +109,69 @@ def test_a_result_with_a_value_of_another_kind_is_refused(root, table, place, va
     write(path, content)
     with pytest.raises(UserError, match="is no result of a table"):
         results.read(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("metrics.accuracy.sum", [70, 101]),
+        ("metrics.accuracy.sum", [-1, 80]),
+        ("metrics.accuracy.weight", [100, 79]),
+        ("metrics.accuracy.weight", [100, 200]),  # it has 100 rows
+        ("group", ["train", "alien"]),
+    ],
+)
+def test_clients_that_cannot_be_are_refused_whatever_the_curve_says(root, table, place, value):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
+    content = json.loads(path.read_text())
+    own, last = inside(content["clients"], place)
+    own[last] = value
+    write(path, paper_tables.agreeing(content))
+    with pytest.raises(UserError, match="is no result of a table"):
+        results.read(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "curve": {"round": [180], "pooled": [0.75]},
+            "round": 180,
+            "totals": {"rounds": 200},
+        },  # nobody was there later
+        {"curve": {"round": [1], "pooled": [0.5]}, "group": "unseen"},  # nobody is by the last round
+        {"curve": {"round": [], "pooled": []}},
+        {"curve": {"round": [200], "pooled": [0.7500004]}},  # seven digits
+        {"curve": {"round": [200], "pooled": [None]}},
+    ],
+)
+def test_results_that_can_be_are_read(root, table, changes):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
+    write(path, json.loads(path.read_text()) | changes)
+    assert results.read(path).done
+
+
+@pytest.mark.parametrize(
+    ("metric", "sums", "pooled"),
+    [
+        ("loss", [2708.123, 4513.987], 36.11055),
+        ("macro_f1", [[50, 30], [60, 80]], 0.55),
+        ("mae", [142100.1, 1e5], 1210.5),
+    ],
+)
+def test_the_curve_may_be_of_any_metric(root, table, metric, sums, pooled):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
+    content = json.loads(path.read_text())
+    weight = [[100, 100], [100, 100]] if metric == "macro_f1" else [100, 100]
+    content["clients"]["metrics"][metric] = {"sum": sums, "weight": weight}
+    content["higher"][metric] = metric == "macro_f1"
+    for told, fits in ((pooled, True), (pooled * 1.001, False)):
+        write(path, content | {"curve": content["curve"] | {"pooled": [told]}})
+        if fits:
+            assert results.read(path).done
+        else:
+            with pytest.raises(UserError, match="is no result of a table"):
+                results.read(path)
 
 
 def test_a_result_that_is_no_file_is_refused(root, table):
@@ -183,14 +241,16 @@ def test_the_file_of_another_seed_or_cell_is_refused(root, table, name):
 def test_results_that_were_read_otherwise_are_kept_apart(root, table, key, values):
     for value in values:
         paper_tables.put(root, table, "easy/ditto", 0, 70.0, **{key: value})
-    kept = [*results.of(root, table.entry("easy/ditto")).values(), *results.tries(root, table.entry("easy/ditto"))]
+    kept = [*results.of(root, table.entry("easy/ditto")).values(), *results.tries(root, table.entry("easy/ditto"), [])]
     assert sorted(result.content[key] for result in kept) == values
 
 
 def test_a_copy_of_a_result_is_no_earlier_one(root, table):
     path = paper_tables.put(root, table, "easy/ditto", 0, 70.0)
     (path.parent / "0-copy.json").write_text(path.read_text())
-    assert results.tries(root, table.entry("easy/ditto")) == []
+    assert results.tries(root, table.entry("easy/ditto"), [results.read(path)]) == []
+    (path.parent / "0-another.json").write_text(path.read_text())
+    assert len(results.tries(root, table.entry("easy/ditto"), [])) == 1
 
 
 def test_a_damaged_file_does_not_stop_what_others_are_read_for(root, table):
@@ -202,3 +262,10 @@ def test_a_damaged_file_does_not_stop_what_others_are_read_for(root, table):
     assert [found.content["cell"] for found in results.everything(root)] == ["easy/ditto"]
     assert [*results.of(root, table.entry("easy/ditto"))] == [0]
     assert results.at(root, table.entry("hard/ditto"), 0) is None
+
+
+def test_numbers_beyond_a_floats_whole_ones_are_written_so_that_they_can_be_read(root, table):
+    told = paper_tables.content(table.entry("easy/ditto"), 0, [70.0])
+    told["clients"]["metrics"]["loss"]["sum"] = [2.3e30]  # of a run that diverged
+    path = results.write(root, table.entry("easy/ditto"), told)
+    assert results.read(path).content["clients"]["metrics"]["loss"]["sum"] == [2.3e30]

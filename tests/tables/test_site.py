@@ -90,6 +90,15 @@ def test_a_page_for_each_paper_and_a_front_page(root, table):
     assert "- Hard: `data.alpha=0.1`, `data.replay` = 42 + seed\n- Ours: `algorithm.folds=3`" in text
 
 
+def test_a_paper_of_which_nothing_was_run_as_told_is_named(tmp_path):
+    table = paper_tables.make(tmp_path)
+    paper_tables.put(tmp_path / "results", table, "other/ditto", 0, 74.0)  # a stand-in
+    left_out = "Left out is [Maker](maker.md): no printed number of it was run as told; its page tells more."
+    assert left_out in pages(tmp_path / "results", table)["README.md"]
+    paper_tables.put(tmp_path / "results", table, "easy/ditto", 0, 74.0)
+    assert "Left out" not in pages(tmp_path / "results", table)["README.md"]
+
+
 def test_a_best_method_is_told_only_where_one_can_be_judged(tmp_path):
     """The paper's best row was not run."""
     table = paper_tables.make(tmp_path)

@@ -98,13 +98,13 @@ def test_a_wrong_setting_names_its_cell(tmp_path):
         plan.jobs(spec.read(write(tmp_path, changed)).entries, [0])
 
 
-# --- what is written ------------------------------------------------------------------------------------------------
-
-
 def test_a_fold_that_is_not_there_is_told_before_anything_is_run(tmp_path):
     changed = TABLE.replace('"data.alpha=0.1"', '"data.folds=2", "data.fold=2"', 1)
     with pytest.raises(UserError, match=r"paper/t1: cell b/fedavg: .*folds = 2, fold = 2"):
         plan.jobs(spec.read(write(tmp_path, changed)).entries, [0])
+
+
+# --- what is written ------------------------------------------------------------------------------------------------
 
 
 def test_a_result_holds_what_the_run_recorded(table, place, tmp_path):
@@ -131,7 +131,7 @@ def test_a_result_of_other_settings_is_kept_as_a_try_and_run_again(table, place,
     (again,) = plan.jobs(plan.chosen([other], ["fedavg"], ["a"]), [0])
     assert plan.unfinished([again], place.root)
     carry_out(again, place)
-    (tried,) = results.tries(place.root, entry)
+    (tried,) = results.tries(place.root, entry, [])
     assert tried.content["settings"]["training"]["lr"] == 0.3
     assert of_cell(other, place, "a/fedavg").content["settings"]["training"]["lr"] == 0.1
     assert not plan.unfinished([again], place.root)
@@ -472,7 +472,7 @@ def test_a_failure_never_takes_the_place_of_a_result(table, place):
     entry, before = table.entry("a/fedavg"), of_cell(table, place, "a/fedavg").content
     results.write(place.root, entry, reading.failure(job, entry, "no memory") | {"view": before["view"]})
     assert not of_cell(table, place, "a/fedavg").done
-    assert [kept.content for kept in results.tries(place.root, entry)] == [before]
+    assert [kept.content for kept in results.tries(place.root, entry, [])] == [before]
 
 
 def test_a_training_whose_reading_failed_is_kept(tmp_path, place):

@@ -114,8 +114,9 @@ def table(
         if markdown:
             raise UserError("--markdown shows one table: name it, or write pages of all with --write FOLDER")
         everything = site.gather(results)
-        everything.check()
-        if write is not None:
+        if write is None:
+            everything.check()
+        else:
             for path in everything.write(write):
                 print(visible(f"written: {path}"), file=sys.stderr)
         print(json.dumps(everything.as_dict(), indent=2) if as_json else everything.text().rstrip("\n"))

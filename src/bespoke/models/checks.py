@@ -41,3 +41,12 @@ def check_maps(norm: str, model: str, shape: Sequence[int], halvings: int) -> No
             f"images of {shape[1]}x{shape[2]} leave {model} maps of one pixel, which instance norm makes zero: "
             f'use norm = "group" or images larger than {2**halvings}x{2**halvings}'
         )
+
+
+def check_final_norm(norm: str, final_norm: str) -> None:
+    """Refuse instance norm on the maps that are averaged next: the mean of such a map is its shift."""
+    if norm == "instance" and final_norm == "map":
+        raise UserError(
+            '[model] final_norm = "map" with norm = "instance" gives all images the same features, the shifts: '
+            'use final_norm = "vector", or norm = "group"'
+        )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from bespoke.models import layers
-from bespoke.models.checks import check_maps, image_shape
+from bespoke.models.checks import check_final_norm, check_maps, image_shape
 from bespoke.models.settings import ModelSettings
 
 _BLOCKS = 2  # in each of the four groups
@@ -48,6 +48,7 @@ def resnet18(settings: ModelSettings, input_shape: Sequence[int], num_outputs: i
     imagenet = settings.stem == "imagenet"
     pooled = imagenet or settings.stem_pool
     check_maps(norm, model, input_shape, 3 + imagenet + pooled)
+    check_final_norm(norm, settings.final_norm)
     body: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=layers.conv2d(channels, width, 7, 2, 3, bias=False)
         if imagenet

@@ -287,7 +287,8 @@ class Reader:
         """Return the results that an entry once had, with other settings."""
         key = entry.table, entry.id
         if key not in self._tries:
-            self._tries[key] = results.tries(self.root, entry)
+            there, outdated = self.results(entry)
+            self._tries[key] = results.tries(self.root, entry, [*there.values(), *outdated])
         return self._tries[key]
 
     def _doubted(self, result: Result) -> list[str]:

@@ -1,5 +1,6 @@
 """Numbers of a table that are counted from a model and a method: no data are read, and nothing is trained."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from bespoke.models import build_task
 from bespoke.runs.execution import code_commit
 from bespoke.runs.experiment import Experiment, load
 from bespoke.tables import results
-from bespoke.tables.plan import same_settings
 from bespoke.tables.reading import about
 from bespoke.tables.spec import Entry, Table
 
@@ -28,15 +28,15 @@ def count(tables: Iterable[Table], root: Path, cells: Sequence[str] = ()) -> int
     ]
     for entry in wanted:
         content, there = counted(entry), results.at(root, entry, 0)
-        if there is None or not _same(there.content, content, experiment_of(entry)[0]):  # else no file changes
+        if there is None or not _same(there.content, content):  # else no file changes
             results.write(root, entry, content)
     return len(wanted)
 
 
-def _same(told: dict[str, Any], content: dict[str, Any], experiment: Experiment) -> bool:
-    """Return whether a result has a commit, and the number and settings that it would have now."""
-    counted = told["source"].get("commit") and told.get("value") == content["value"]
-    return bool(counted) and same_settings(told["settings"], experiment)
+def _same(told: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Return whether a result has a commit, and the number and the settings that it would have now."""
+    settings = json.loads(json.dumps(now["settings"]))  # as a file holds them
+    return bool(told["source"].get("commit")) and (told.get("value"), told["settings"]) == (now["value"], settings)
 
 
 def is_counted(entry: Entry) -> bool:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from bespoke.tables.spec import Entry
 
 USUAL = Path("results")  # a folder that need not be there before the first sweep
 DOUBTS = "doubts.toml"  # among the results
-_DIGITS = 1e-6  # by which numbers may differ that are kept with seven digits
+_DIGITS = 1e-6  # the share by which numbers may differ that are kept with seven digits
+_WHOLE = 2**53  # below it a float with no fraction is written as a whole number
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,11 @@ def current(root: Path, entry: Entry) -> tuple[dict[int, Result], list[Result]]:
         return there, []
 
     def fits(result: Result) -> bool:
-        known = "clients" in result.content  # else it was counted
-        if not result.done or known is not entry.runs:  # or the cell was of another kind
-            return not result.done
-        if known:
+        if not result.done:
+            return True
+        if ("clients" in result.content) is not entry.runs:  # the cell was of another kind
+            return False
+        if entry.runs:
             return plan.answers(result, plan.job_of(entry, result.seed), entry)
         return plan.same_settings(result.content["settings"], counting.experiment_of(entry)[0])
 
@@ -167,11 +168,13 @@ def at(root: Path, entry: Entry, seed: int) -> Result | None:
         return None
 
 
-def tries(root: Path, entry: Entry) -> list[Result]:
-    """Return results that the entry once had, with other settings than those of today's table."""
-    today = {result.identity for result in of(root, entry).values() if result.done}
-    found = (read(path) for path in sorted(place(root, entry).glob("*-*.json")))
-    return [result for result in found if result.identity not in today]  # a copy is none
+def tries(root: Path, entry: Entry, today: Iterable[Result]) -> list[Result]:
+    """Return results that the entry once had, with other settings than ``today``'s; a copy of one is not another."""
+    found = {
+        (result.seed, result.identity): result for result in map(read, sorted(place(root, entry).glob("*-*.json")))
+    }
+    known = {(result.seed, result.identity) for result in today if result.done}
+    return [result for key, result in found.items() if key not in known]
 
 
 def everything(root: Path) -> Iterator[Result]:
@@ -209,7 +212,9 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(each) for each in value]
     if isinstance(value, float):
-        return None if not np.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
+        if not np.isfinite(value):
+            return None
+        return int(value) if value == int(value) and abs(value) < _WHOLE else float(f"{value:.7g}")
     return value
 
 
@@ -283,7 +288,7 @@ def _alike(content: dict[str, Any]) -> bool:
 
 def _possible(content: dict[str, Any]) -> bool:
     """Return whether a run can have given this: each client once, a round of its curve, of its rows some right."""
-    clients, rounds, higher = content["clients"], content["curve"]["round"], content["higher"]
+    clients, higher = content["clients"], content["higher"]
     together = content["environment"].get("side_by_side", 1)
     right = clients["metrics"].get("accuracy", {"sum": [], "weight": []})
     counted = [pair for pair in zip(right["sum"], right["weight"], strict=True) if {*map(type, pair)} <= {*_NUMBER}]
@@ -294,7 +299,6 @@ def _possible(content: dict[str, Any]) -> bool:
         and (not counted or right["weight"] == clients["rows"])
         and higher.get("accuracy", True)
         and not higher.get("loss", False)
-        and (not rounds or content.get("round") in (rounds[-1:] if content["selection"] == "last" else rounds))
         and content["settings"].get("seed") == content["seed"]
         and content["seconds"] >= 0
         and type(together) is int
@@ -303,26 +307,23 @@ def _possible(content: dict[str, Any]) -> bool:
 
 
 def _agrees(content: dict[str, Any]) -> bool:
-    """Return whether its clients have the number that the curve has in their round, and the curve ends with the run."""
-    curve, clients = content["curve"], content["clients"]
-    if not curve["round"]:
-        return True
+    """Return whether its clients have the number that the curve has in their round, and the run goes as far."""
+    curve, clients, number = content["curve"], content["clients"], content.get("round")
     try:
         keep = members(content["group"], clients["group"], clients["condition"])
     except UserError:
         return False
-    at, last = curve["pooled"][curve["round"].index(content["round"])], curve["round"][-1]
-    metrics = [pair for pair in clients["metrics"].values() if not any(isinstance(own, list) for own in pair["sum"])]
-    found = [_pooled(compress(pair["sum"], keep), compress(pair["weight"], keep)) for pair in metrics]
-    known = [own for own in found if own is not None]
-    same = at is None or not known or any(abs(own - at) < _DIGITS for own in known)
-    return same and content["totals"].get("rounds", last) == last
-
-
-def _pooled(sums: Iterable[float | None], weights: Iterable[float | None]) -> float | None:
-    """Return a sum over clients, divided by that of their weights; None without any weight."""
-    pairs = [(own, weight) for own, weight in zip(sums, weights, strict=True) if own is not None and weight]
-    return math.fsum(own for own, _ in pairs) / math.fsum(weight for _, weight in pairs) if pairs else None
+    own = [i for i, there in enumerate(keep) if there]
+    if not curve["round"] or not own:
+        return True  # nobody of the group is there in that round, so it has no number
+    if number not in (curve["round"][-1:] if content["selection"] == "last" else curve["round"]):
+        return False
+    names, rows = ([clients[key][i] for i in own] for key in ("client", "rows"))
+    pairs = ([(pair["sum"][i], pair["weight"][i]) for i in own] for pair in clients["metrics"].values())
+    found = [value for each in pairs if (value := Scores.of(names, rows, each).pooled()) is not None]
+    told = curve["pooled"][curve["round"].index(number)]
+    same = any(math.isclose(told or 0.0, value, rel_tol=_DIGITS, abs_tol=_DIGITS) for value in found)
+    return (told is None or not found or same) and content["totals"].get("rounds", number) >= curve["round"][-1]
 
 
 def _at(content: dict[str, Any], path: Path) -> bool:

@@ -105,7 +105,7 @@ class Site:
             far.append([link, *_progress(counts).values(), self._spent_told(self._trainings_of(pages))])
             if counts.points or counts.marked or counts.columns:
                 well.append([link, *_agreement(counts).values()])
-            elif counts.cells:
+            elif counts.cells and not counts.run:
                 absent.append(link)
         far.append(["all", *_progress(self._total).values(), self._spent_told(self.trainings)])
         well.append(["all", *_agreement(self._total).values()])
