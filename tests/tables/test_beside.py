@@ -322,7 +322,9 @@ def test_false_accepts_beside_a_baseline(tmp_path, root):
         weight = [[100, 100, 100, 10, 10, 10]] * 2
         told = {"detection_1": {"sum": [[*accepts, 0, 2, 5]] * 2, "weight": weight}}
         columns = {"client": [0, 1], "group": ["train"] * 2, "condition": None, "rows": [110] * 2, "logged": {}}
-        return {"clients": columns | {"metrics": told}, "higher": {"accuracy": True, "detection_1": False}}
+        curve = {"round": [200], "pooled": [None]}  # of accuracy, which nobody recorded
+        higher = {"accuracy": True, "detection_1": False}
+        return {"clients": columns | {"metrics": told}, "higher": higher, "curve": curve}
 
     paper_tables.put(root, table, "easy/ditto", 0, **curves([60, 10, 0]))
     assert number(root, table, "derived/ditto").failed == ("easy/ditto, seed 0: there is no baseline of this seed",)
