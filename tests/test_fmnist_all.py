@@ -158,7 +158,8 @@ def test_a_longer_training_passes_through_what_a_shorter_one_ends_with(id):
 def put(root, id, seed, *accuracies):
     """Write a result whose clients have these mean accuracies after 30 and 300 rounds, in percent."""
     share = experiment(id).training.rounds // comparison.ROUNDS[-1]
-    curve = {"round": [share * number for number in comparison.ROUNDS], "mean": [value / 100 for value in accuracies]}
+    means = [value / 100 for value in accuracies]
+    curve = {"round": [share * number for number in comparison.ROUNDS], "pooled": means, "mean": means}
     paper_tables.put(root, TABLE, id, seed, accuracies[-1], curve=curve)
 
 
@@ -188,7 +189,7 @@ def test_the_page_tells_both_numbers_and_marks_what_is_not_above_fedavg(tmp_path
 
 
 def test_notes_and_refused_uploads_are_told_but_no_interruption(tmp_path):
-    curve = {"round": list(comparison.ROUNDS), "mean": [0.5, 0.6]}
+    curve = {"round": list(comparison.ROUNDS), "pooled": [0.5, 0.6], "mean": [0.5, 0.6]}
     notes = ["momentum is ignored", "runs/a holds no intact checkpoint: started again from round 1"]
     told = {"curve": curve, "notes": notes, "totals": {"refused": 7}}
     paper_tables.put(tmp_path, TABLE, "cnn/local", 2, 60.0, **told)
