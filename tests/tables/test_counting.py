@@ -1,6 +1,8 @@
 """Numbers that are counted from models and methods, and how they become results of a table."""
 
 import json
+import shutil
+from pathlib import Path
 
 import paper_tables
 import pytest
@@ -9,6 +11,8 @@ from small_runs import command
 from bespoke.errors import UserError
 from bespoke.tables import counting, results, spec
 from bespoke.tables.beside import Reader
+
+ROOT = Path(__file__).parents[2]
 
 
 def value(table, id):
@@ -92,6 +96,14 @@ def test_counting_again_changes_no_file_that_names_its_commit(tmp_path, monkeypa
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     counting.count([table], tmp_path, ["cifar10"])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before and len(before) == 2
+
+
+def test_the_committed_numbers_are_those_that_would_be_counted(tmp_path):
+    table = spec.find("pfedfda/t8")
+    shutil.copytree(ROOT / "results" / table.name, tmp_path / table.name)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    assert counting.count([table], tmp_path) == len(before) == 16
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
 
 
 def test_they_are_no_trainings(tmp_path):

@@ -1,6 +1,5 @@
 """Numbers of a table that are counted from a model and a method: no data are read, and nothing is trained."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ from bespoke.models import build_task
 from bespoke.runs.execution import code_commit
 from bespoke.runs.experiment import Experiment, load
 from bespoke.tables import results
+from bespoke.tables.plan import same_settings
 from bespoke.tables.reading import about
+from bespoke.tables.results import Result
 from bespoke.tables.spec import Entry, Table
 
 
@@ -28,15 +29,16 @@ def count(tables: Iterable[Table], root: Path, cells: Sequence[str] = ()) -> int
     ]
     for entry in wanted:
         content, there = counted(entry), results.at(root, entry, 0)
-        if there is None or not _same(there.content, content):  # else no file changes
+        if there is None or not _stands(there, entry, content["value"]):  # else no file changes
             results.write(root, entry, content)
     return len(wanted)
 
 
-def _same(told: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Return whether a result has a commit, and the number and the settings that it would have now."""
-    settings = json.loads(json.dumps(now["settings"]))  # as a file holds them
-    return bool(told["source"].get("commit")) and (told.get("value"), told["settings"]) == (now["value"], settings)
+def _stands(there: Result, entry: Entry, value: float) -> bool:
+    """Return whether a result names its commit, and has the number and the settings that it would have now."""
+    named = bool(there.content["source"].get("commit"))
+    same = there.content.get("value") == results.rounded(value)  # as a file holds it
+    return named and same and same_settings(there.content["settings"], experiment_of(entry)[0])
 
 
 def is_counted(entry: Entry) -> bool:

@@ -287,7 +287,7 @@ def _alike(content: dict[str, Any]) -> bool:
 
 
 def _possible(content: dict[str, Any]) -> bool:
-    """Return whether a run can have given this: each client once, a round of its curve, of its rows some right."""
+    """Return whether a run can have given this: each client once and in a group, not more right than rows."""
     clients, higher = content["clients"], content["higher"]
     together = content["environment"].get("side_by_side", 1)
     right = clients["metrics"].get("accuracy", {"sum": [], "weight": []})
@@ -322,8 +322,9 @@ def _agrees(content: dict[str, Any]) -> bool:
     pairs = ([(pair["sum"][i], pair["weight"][i]) for i in own] for pair in clients["metrics"].values())
     found = [value for each in pairs if (value := Scores.of(names, rows, each).pooled()) is not None]
     told = curve["pooled"][curve["round"].index(number)]
-    same = any(math.isclose(told or 0.0, value, rel_tol=_DIGITS, abs_tol=_DIGITS) for value in found)
-    return (told is None or not found or same) and content["totals"].get("rounds", number) >= curve["round"][-1]
+    unknown = told is None or not found
+    same = unknown or any(math.isclose(told, value, rel_tol=_DIGITS, abs_tol=_DIGITS) for value in found)
+    return same and content["totals"].get("rounds", number) >= curve["round"][-1]
 
 
 def _at(content: dict[str, Any], path: Path) -> bool:
