@@ -14,10 +14,14 @@ class UserError(Exception):
 
 
 def is_out_of_device_memory(error: BaseException) -> bool:
-    """Return whether a GPU's memory ran out: torch's error, known by its name, or that of a library that got none."""
+    """Return whether a GPU's memory ran out: torch's error, known by its name, or that of a library that got none.
+
+    cuSOLVER and cuBLAS call it an internal error if there is none for a handle.
+    """
     if type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and bool(re.search("ALLOC_FAILED|CUDA error: out of memory", str(error)))
+    signs = r"ALLOC_FAILED|CUDA error: out of memory|INTERNAL_ERROR,? when calling `cu\w+Create\b"
+    return isinstance(error, RuntimeError) and bool(re.search(signs, str(error)))
 
 
 _JOINERS = "\u200c\u200d"  # shape the letters of several scripts, and join emoji

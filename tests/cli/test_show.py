@@ -56,6 +56,7 @@ def test_the_text_says_it_all():
         "mean 1.67; clients with only one: 1",
         "tries              17",
         "2 x clean, 1 x fog:3",
+        "new clients        1: 2 (clean)\n",
         small().partition,
     ):
         assert part in text

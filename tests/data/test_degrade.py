@@ -123,9 +123,11 @@ def parts(count=12, batch=6, settings=DataSettings()):  # noqa: B008
 
 @pytest.mark.parametrize("jitter_order", ["client", "call"])
 @pytest.mark.parametrize("noise_at", ["before", "after"])
+@pytest.mark.parametrize("noise_scale", ["unit", "image"])
 @pytest.mark.parametrize("train", [True, False])
-def test_a_loop_over_clients_equals_vmap(jitter_order, noise_at, train):
-    settings = DataSettings(degrade="fedpce", augment="fedpce", jitter_order=jitter_order, noise_at=noise_at)
+def test_a_loop_over_clients_equals_vmap(jitter_order, noise_at, noise_scale, train):
+    order = {"jitter_order": jitter_order, "noise_at": noise_at, "noise_scale": noise_scale}
+    settings = DataSettings(degrade="fedpce", augment="fedpce", **order)
     transform, (keys, x, extra) = compose(settings), parts()
     one_by_one = torch.stack(
         [transform(keys[i], x[i], tree.map(lambda leaf, i=i: leaf[i], extra), train) for i in range(12)]
@@ -195,6 +197,30 @@ def test_noise_comes_before_or_after_the_augmentation(noise_at):
     x = torch.full((40, 3, 32, 32), 255, dtype=torch.uint8)
     flat = (transform(rng.key(1), x, own, True) == 0).float().mean().item()
     assert (flat > 0.02) == (noise_at == "before")
+
+
+def test_noise_may_be_on_the_scale_of_each_image():
+    """As the code does it: normalised, scaled to [0, 1] by the image's least and largest value, noise, and back."""
+    x = torch.tensor(np.random.default_rng(2).integers(40, 180, (5, 3, 8, 8), dtype=np.uint8))
+    x[0] //= 4  # a dark image of little contrast
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in ((0.49, 0.48, 0.45), (0.25, 0.24, 0.26)))
+    own = {
+        "variance": torch.tensor(0.3),
+        "jitter": torch.tensor(False),
+        "amounts": torch.tensor([1.0, 1, 1, 0]),
+        "order": torch.arange(4),
+        "mean": mean,
+        "deviation": deviation,
+    }
+    unit, image = (
+        compose(DataSettings(degrade="fedpce", noise_scale=scale))(rng.key(4), x, own, True)
+        for scale in ("unit", "image")
+    )
+    clean = ((x / 255.0 - mean) / deviation).double().numpy()
+    drawn = ((unit - torch.tensor(clean)) * deviation).numpy()  # the same draws, on the scale of the pixels
+    low, high = (f(clean, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
+    theirs = ((clean - low) / (high - low) + drawn) * (high - low) + low
+    np.testing.assert_allclose(image.numpy(), theirs, atol=1e-5)
 
 
 # --- from the settings --------------------------------------------------------------------------------------------

@@ -430,6 +430,7 @@ def test_pfedmes_split_makes_no_test_rows_of_its_own(monkeypatch):
             "replay keeps rows as pFedFDA's script does, of all clients: leave keep_clients out",
         ),
         ({"keep": 0.5, "keep_clients": "new"}, "keep_clients = 'new' selects no client: set .*new_clients"),
+        ({"partition": "degradations", "new_draw": "code"}, "new_draw = 'code' draws no client: set .*new_clients"),
         (
             {"classes": (0, 3)},
             "classes names class 3, of which 'official' has no rows: name each of its classes, 0 to 2",
@@ -464,7 +465,7 @@ MEANINGLESS = [
     ({"partition": "power_law", "class_draw": "independent"}, "which takes classes_per_client, rows_per_class: leave"),
     ({"partition": "domain", "replay": 42}, "partition domain, which takes alpha, min_rows, balance, inside: leave"),
     ({"partition": "domain", "inside": "iid", "alpha": 0.1}, "partition domain, which takes inside: leave"),
-    ({"partition": "degradations", "alpha": 0.1}, "partition degradations, which takes min_rows, balance: leave"),
+    ({"partition": "degradations", "alpha": 0.1}, "degradations, which takes new_draw, min_rows, balance: leave"),
     ({"partition": "natural", "alpha": 0.1}, "partition natural, which takes no settings of its own"),
     ({"partition": "auto", "volume": 3}, "volume = 3 means nothing to partition dirichlet"),
     ({"name": "synthetic_hierarchy", "alpha": 0.1}, "alpha = 0.1 means nothing to partition natural"),

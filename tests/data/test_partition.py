@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 from bespoke.data import PARTITIONS, DataSettings, Partition
 from bespoke.data.partition import basic, volumes
 from bespoke.data.partition.basic import dirichlet, dirichlet_counts, follow, iid, natural, owner_groups, pathological
-from bespoke.data.partition.groups import degradations, domain
+from bespoke.data.partition.groups import KINDS, degradations, domain
 from bespoke.data.partition.replay import replay
 from bespoke.data.partition.schemes import Known, split_rows
 from bespoke.data.partition.volumes import equal_dirichlet, letters, pfedme, power_law
@@ -493,6 +493,19 @@ def test_new_clients_come_from_every_domain_and_last():
     rows = dict(zip(plain.names(), plain.lists, strict=True))
     assert all(np.array_equal(rows[name], own) for name, own in zip(found.names(), found.lists, strict=True))
     assert len({domain(y, domains, names, rng(s), 20, 8, inside="iid").ranks[-8:] for s in range(5)}) > 1
+
+
+def test_new_clients_by_the_rule_of_later_code_are_the_same_for_every_seed():
+    """FedPCE's later code permutes the numbers of each kind's clients, kind by kind, and takes the first two."""
+    draws = np.random.default_rng(0)
+    theirs = np.concatenate([draws.permutation(np.arange(10 * kind, 10 * kind + 10))[:2] for kind in range(3)])
+    for seed in range(3):
+        found = degradations(np.tile(np.arange(10), 600), rng(seed), 30, 6, new_draw="code")
+        new = [10 * KINDS.index(kind) + rank for kind, rank in zip(found.kinds[-6:], found.ranks[-6:], strict=True)]
+        assert {*new} == {*theirs.tolist()}
+    y, domains = labels(*[100] * 4), np.arange(400) % 4
+    found = domain(y, domains, ("a", "b", "c", "d"), rng(5), 40, 8, inside="iid", new_draw="code")
+    assert found.ranks[-8:] == (4, 6, 2, 9, 4, 5, 4, 5)
 
 
 def test_groups_refuse_what_cannot_be():

@@ -226,6 +226,7 @@ def test_saving_says_what_a_file_keeps_of_rows(name, held, tmp_path, capsys):
                 "like": "cifar10",
                 "rows": 90,
                 "degrade": "fedpce",
+                "noise_scale": "image",
                 "partition": "degradations",
                 "clients": 6,
             },

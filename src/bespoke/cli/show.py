@@ -25,6 +25,7 @@ class Shown:
     data: str
     clients: int
     new_clients: int
+    new: tuple[str, ...]  # which these are: their names, and conditions if there are any
     rows: int
     sizes: tuple[int, float, int]  # smallest, median, largest number of rows per client
     train_sizes: tuple[int, float, int]
@@ -68,6 +69,7 @@ class Shown:
             names, counts = np.unique(self.conditions, return_counts=True)
             told = ", ".join(f"{n} x {visible(name)}" for name, n in zip(names, counts, strict=True))
             lines.append(f"conditions         {told}")
+        lines += [f"new clients        {_listed(self.new)}"] if self.new else []
         lines += [f"features           {_listed(self.features)}"] if self.features else []
         lines += [f"class names        {_listed(self.class_names)}"] if self.class_names else []
         lines += [f"note               {visible(note)}" for note in self.notes]
@@ -92,6 +94,11 @@ def show(experiment: str, chart: Path | None = None, overrides: Sequence[str] = 
     return shown
 
 
+def _named(pool: FederatedData, found: Partition, client: int) -> str:
+    condition = f" ({found.conditions[client]})" if found.conditions else ""
+    return f"{pool.names[client]}{condition}"
+
+
 def describe(experiment: str, data: str, pool: FederatedData, found: Partition) -> Shown:
     """Return the facts about a federation."""
     if not pool.num_classes:
@@ -108,6 +115,7 @@ def describe(experiment: str, data: str, pool: FederatedData, found: Partition) 
         data=data,
         clients=pool.total_clients,
         new_clients=pool.total_clients - pool.num_clients,
+        new=tuple(_named(pool, found, i) for i in range(pool.num_clients, pool.total_clients)),
         rows=int(counts.sum()),
         sizes=_spread(counts.sum(axis=1)),
         train_sizes=_spread(by_part["train"].sum(axis=1)),

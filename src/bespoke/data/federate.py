@@ -213,6 +213,8 @@ def _check_together(settings: DataSettings) -> None:
         raise UserError(f"[data] transform and {beside[0]} both say how images are seen: leave one of them out")
     if settings.keep_clients == "new" and not settings.new_clients:
         raise UserError("[data] keep_clients = 'new' selects no client: set [data] new_clients")
+    if settings.new_draw == "code" and not settings.new_clients:
+        raise UserError("[data] new_draw = 'code' draws no client: set [data] new_clients")
     if settings.folds == 1 or (settings.folds and settings.fold >= settings.folds):
         raise UserError(
             f"[data] folds = {settings.folds}, fold = {settings.fold}: give at least 2 folds, and a fold in 0..folds-1"

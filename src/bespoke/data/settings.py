@@ -45,6 +45,13 @@ class DataSettings:
     new_clients: int = knob(
         0, "number of last clients that appear only in evaluation; drawn evenly from domains or degradations", low=0
     )
+    new_draw: str = knob(
+        "seed",
+        "how new clients are drawn from domains or degradations: by the run's seed, or by the rule of FedPCE's later "
+        "code, which takes the same ones for every seed",
+        choices=("seed", "code"),
+        of="partition",
+    )
     alpha: float = knob(0.3, "concentration of the Dirichlet draws; smaller is more skewed", above=0, of="partition")
     min_rows: int = knob(1, "redraw until every client has at least this many rows", low=0, of="partition")
     balance: bool = knob(True, "a client that holds its even share receives no further class", of="partition")
@@ -116,6 +123,13 @@ class DataSettings:
         "after",
         "add noise after the augmentation, as in FedPCE's code, or before",
         choices=("after", "before"),
+        of="degrade",
+    )
+    noise_scale: str = knob(
+        "unit",
+        "scale of the noise: the pixels' from 0 to 1, or each image's own, from its least value to its largest after "
+        "normalisation, as in FedPCE's code",
+        choices=("unit", "image"),
         of="degrade",
     )
     augment: str = knob(

@@ -16,6 +16,7 @@ from bespoke.clients import Simulated, processes
 from bespoke.core import tree
 from bespoke.core.data import FederatedData
 from bespoke.core.tree import Tree
+from bespoke.data.images.degrade import DEGRADATIONS
 from bespoke.errors import UserError, shown
 from bespoke.files import write_atomic
 from bespoke.records import EVALUATION, FEDERATION, RESUME_OPTION, RunFolder
@@ -32,7 +33,7 @@ from bespoke.runs.results import Run
 
 # Settings of [data] that change how rows look or how many are kept, but not which rows a client has.
 _SAME_ROWS = {
-    *("corrupt", "corrupt_clients", "pairs", "degrade", "jitter_order", "noise_at", "augment"),
+    *("corrupt", "corrupt_clients", "pairs", "degrade", *DEGRADATIONS["fedpce"], "augment"),
     *("keep", "keep_rows", "keep_clients"),
 }
 _ADAPTATION = ("batch", "epochs", "lr", "steps")  # settings of [training] that fine-tuning and adaptation use

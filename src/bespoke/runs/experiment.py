@@ -53,6 +53,8 @@ _LATER = (  # settings that older runs lack: at their defaults not hashed
     ("data", "like"),
     ("data", "classes"),
     ("data", "keep_clients"),
+    ("data", "new_draw"),
+    ("data", "noise_scale"),
     ("model", "start"),
     ("data", "between"),
     ("data", "client"),

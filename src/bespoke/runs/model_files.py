@@ -31,6 +31,7 @@ from bespoke.core.inputs import InputContract
 from bespoke.core.objective import METRICS, OBJECTIVES, Objective
 from bespoke.core.task import Task
 from bespoke.core.tree import Tree
+from bespoke.data.images.degrade import DEGRADATIONS
 from bespoke.data.images.views import compose
 from bespoke.data.settings import DataSettings
 from bespoke.data.sources.built_in import sixteen_levels_to_unit
@@ -47,7 +48,7 @@ _ENTRY, _SUM = "bespoke", "sha256"  # of the file's metadata
 _MOST_TEXT = 2**22  # bytes of the JSON text
 _MOST_STRUCTURE = 2**16  # characters of the text of a model's layers
 _PLAIN, _SYMMETRIC, _LEVELS, _IMAGES, _STEPS = "none", "symmetric", "sixteen_levels", "images", "steps"
-_SEEN = ("degrade", "augment", "jitter_order", "noise_at")  # settings of [data] that change how an image looks
+_SEEN = ("degrade", *DEGRADATIONS["fedpce"], "augment")  # settings of [data] that change how an image looks
 _KINDS = {"BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"}  # of tensors in a file
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -15,7 +15,7 @@ from bespoke.core.tree import Tree
 from bespoke.gpu import images
 
 # The values of [data] degrade, each with the settings it takes.
-DEGRADATIONS: dict[str, tuple[str, ...]] = {"none": (), "fedpce": ("jitter_order", "noise_at")}
+DEGRADATIONS: dict[str, tuple[str, ...]] = {"none": (), "fedpce": ("jitter_order", "noise_at", "noise_scale")}
 
 LOW_VARIANCE, HIGH_VARIANCE = 0.005, 1.0
 GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue
@@ -49,9 +49,12 @@ def parameters(kinds: Sequence[str], ranks: Sequence[int], draws: np.random.Gene
     }
 
 
-def noise(key: Tensor, x: Tensor, variance: Tensor) -> Tensor:
-    """Add Gaussian noise of a variance (), drawn from ``key`` (2,), to ``x`` (B, C, H, W), without clipping."""
-    return x + variance.sqrt() * rng.normal(key, x.shape, x.dtype)
+def noise(key: Tensor, x: Tensor, variance: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    """Add Gaussian noise of a variance (), drawn from ``key`` (2,), to ``x`` (B, C, H, W), without clipping.
+
+    ``scale`` is what one unit of the noise is in ``x``, a number or by image and channel (B, C, 1, 1).
+    """
+    return x + scale * variance.sqrt() * rng.normal(key, x.shape, x.dtype)
 
 
 def drawn_order(key: Tensor) -> Tensor:

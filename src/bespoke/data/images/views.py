@@ -90,10 +90,15 @@ def compose(settings: DataSettings) -> Transform:
     """Return the transform of uint8 images (B, C, H, W) for the model: jitter, augment, noise, normalise.
 
     Pixels that augmentation uncovers get the mean colour, which is 0 after normalisation. With
-    ``noise_at = "before"`` the noise comes before the augmentation.
+    ``noise_at = "before"`` the noise comes before the augmentation; with ``noise_scale = "image"`` one unit of it is
+    the range of the image's normalised values.
     """
     degraded, augmented = settings.degrade == "fedpce", settings.augment == "fedpce"
     noise_first, per_call = settings.noise_at == "before", settings.jitter_order == "call"
+
+    def noisy(key: Tensor, x: Tensor, extra: Tree) -> Tensor:
+        scale = _range(x, extra) if settings.noise_scale == "image" else 1.0
+        return degrade.noise(rng.fold_in(key, NOISE), x, extra["variance"], scale)
 
     def transform(key: Tensor, x: Tensor, extra: Tree, train: bool) -> Tensor:
         x = x.to(torch.float32) / 255.0
@@ -101,7 +106,7 @@ def compose(settings: DataSettings) -> Transform:
         if degraded:
             order = degrade.drawn_order(rng.fold_in(key, ORDER)) if per_call else extra["order"]
             x = torch.where(extra["jitter"], degrade.jitter(x, extra["amounts"], order), x)
-            steps.append(lambda z: degrade.noise(rng.fold_in(key, NOISE), z, extra["variance"]))
+            steps.append(lambda z: noisy(key, z, extra))
         if augmented and train:
             place = len(steps) if noise_first else 0
             steps.insert(place, lambda z: augmentation.augment(rng.fold_in(key, AUGMENT), z, extra["mean"]))
@@ -110,6 +115,13 @@ def compose(settings: DataSettings) -> Transform:
         return (x - extra["mean"]) / extra["deviation"]
 
     return transform
+
+
+def _range(x: Tensor, extra: Tree) -> Tensor:
+    """Return, in units of ``x`` (B, C, H, W), how far apart an image's values are once normalised: (B, C, 1, 1)."""
+    z = (x - extra["mean"]) / extra["deviation"]
+    every = (-3, -2, -1)
+    return (z.amax(every, keepdim=True) - z.amin(every, keepdim=True)) * extra["deviation"]
 
 
 def _check_images(examples: Examples, settings: DataSettings) -> None:

@@ -22,12 +22,13 @@ def domain(
     min_rows: int = 1,
     balance: bool = True,
     inside: str = "dirichlet",
+    new_draw: str = "seed",
 ) -> Partition:
     """Make equally many clients from each domain of the data set.
 
     ``domains`` (N,) holds positions in ``domain_names``; no client is in two domains. The rows of a domain become
     clients by Dir(``alpha``) or in equal parts (``inside`` = iid). New clients are drawn at random, equally many from
-    each domain, and come last.
+    each domain, and come last; with ``new_draw`` = code by the rule of FedPCE's later code.
     """
     if domains is None:
         raise UserError('the data set has no domains: set [data] partition to another scheme, such as "dirichlet"')
@@ -42,7 +43,7 @@ def domain(
             found = dirichlet(labels[rows], rng, each, alpha, min_rows, balance)
         lists += [rows[part] for part in found.lists]
         tries = max(tries, found.tries)
-    return _grouped(lists, domain_names, each, new_clients, tries, rng)
+    return _grouped(lists, domain_names, each, new_clients, tries, rng, new_draw)
 
 
 def degradations(
@@ -53,6 +54,7 @@ def degradations(
     min_rows: int = 10,
     balance: bool = True,
     official: np.ndarray | None = None,
+    new_draw: str = "seed",
 ) -> Partition:
     """Make a third of the clients each for noise and jitter (even classes) and imbalance (unequal classes).
 
@@ -61,7 +63,7 @@ def degradations(
     two-dimensional Dir(alpha), alpha from 0.1 to 10 over the pairs, with the balance rule and redrawn until both have
     ``min_rows`` rows. ``official`` (N,) marks official test rows: they are spread in the same proportions as the train
     rows, and the rules apply to each part separately. New clients are drawn at random, equally many of each kind, and
-    come last.
+    come last; with ``new_draw`` = code by the rule of FedPCE's later code.
     """
     check_clients(len(labels), clients, min_rows)
     each = _per_group(clients, new_clients, len(KINDS), "three degradations")
@@ -86,7 +88,7 @@ def degradations(
     counts = np.diff(np.floor(cuts + rng.random((num_classes, 2, 1))).astype(np.int64), axis=2)
     present = np.flatnonzero(sizes.reshape(-1))
     lists = deal(stratum, present, counts.reshape(2 * num_classes, clients)[present], rng)
-    return _grouped(lists, KINDS, each, new_clients, tries, rng)
+    return _grouped(lists, KINDS, each, new_clients, tries, rng, new_draw)
 
 
 def alphas(each: int) -> np.ndarray:
@@ -126,11 +128,16 @@ def _grouped(
     new_clients: int,
     tries: int,
     rng: np.random.Generator,
+    new_draw: str,
 ) -> Partition:
-    """Return the partition of lists ordered by group, with the new clients of every group moved to the end."""
+    """Return the partition of lists ordered by group, with the new clients of every group moved to the end.
+
+    FedPCE's later code draws them from a generator that begins at 0, whatever the seed.
+    """
+    draws = np.random.default_rng(0) if new_draw == "code" else rng
     new = new_clients // len(names)
     number = np.arange(len(lists)).reshape(len(names), each)
-    drawn = np.stack([np.sort(rng.permutation(each)[:new]) for _ in names])  # (groups, new)
+    drawn = np.stack([np.sort(draws.permutation(each)[:new]) for _ in names])  # (groups, new)
     last = np.take_along_axis(number, drawn, axis=1).reshape(-1)
     order = [*np.setdiff1d(number, last), *last]
     return Partition(
