@@ -89,10 +89,11 @@ with momentum 0.5, batches of 50, two epochs, every client in every round. **No 
 defaults, but for what is made equal below. Another rate, or another strength of a method's own terms, may change its
 place; three seeds of one data set rank no methods.
 
-Accuracy is the mean over the 20 clients, in percent. Shown are its mean and standard deviation (ddof 1) over seeds 0 to
-2, after 30 and after 300 rounds of one training, and how far the mean is above that of FedAvg's global model (in
-brackets: for how many of the seeds it is). Nothing in this setting depends on the number of rounds, so what stands
-under 30 is what a training of 30 rounds gives; a test compares the two for every method. {machine}
+Accuracy is the mean over the 20 clients, in percent. Shown are its mean and, where there are several of seeds 0 to 2,
+its standard deviation (ddof 1), after 30 and after 300 rounds of one training, and how far the mean is above that of
+FedAvg's global model (in brackets: for how many of the seeds it is). Nothing in this setting depends on the number of
+rounds, so what stands under 30 is what a training of 30 rounds gives; a test compares the two for every method.
+{machine}
 
 ## What is equal, and what is not
 
@@ -116,7 +117,8 @@ The columns: gradient steps of the model that a client takes in a round, and min
 both means over clients; its other steps, in a round unless it says otherwise; accuracies.
 """
 ENDING = """
-[The check](fmnist_check.md) explains why FedPCE is level with FedAvg and pFedVMP below Local after so few rounds.
+What other pages cite are [earlier results](fmnist_all.jsonl), 30 rounds with the methods' own numbers of steps.
+[The check](fmnist_check.md) explains why FedPCE is level with FedAvg and pFedVMP below Local in those.
 
 The trainings are in [one file](../experiments/checks/comparisons/fmnist_all.toml), their results in
 `results/checks/fmnist_all/`. The first two commands run what is missing, the last writes this page:
@@ -196,21 +198,22 @@ def _machine(there: Mapping[str, Mapping[int, Result]]) -> str:
     """Return what the trainings ran on and how many there are, as sentences."""
     told = [result.content["environment"] for own in there.values() for result in own.values()]
     if not told:
-        return (
-            "Nothing has been run with these settings yet. What other pages cite are "
-            "[earlier results](fmnist_all.jsonl), 30 rounds with the methods' own numbers of steps."
-        )
+        return "Nothing has been run with these settings yet."
     where = dict.fromkeys(f"{each['device']} in {each.get('precision', 'fp32')}" for each in told)
     missing = len(there) * SEEDS - len(told)
-    left = f" Of {len(there) * SEEDS} numbers {missing} are missing." if missing else ""
+    left = f" Of {len(there) * SEEDS} rows and seeds {missing} are missing." if missing else ""
     return f"Run on {' and '.join(where)}.{left}"
 
 
 def _notes(content: Mapping[str, Any]) -> list[str]:
     """Return what a reader should know of a run; where it was interrupted changes no number."""
-    refused = content["totals"].get("refused")
-    told = [note for note in content["notes"] if "checkpoint" not in note]
-    return [*told, *([f"{refused} uploads were refused with seed {content['seed']}"] if refused else [])]
+    refused, rounds = (content["totals"].get(key) or 0 for key in ("refused", "rounds"))
+    told = [note for note in content["notes"] if "checkpoint" not in note and "refused" not in note]
+    if not refused:
+        return told
+    sent = rounds * len(content["clients"]["client"])
+    broke = ", so its model is hardly trained" if 2 * refused > sent else ""
+    return [*told, f"{refused:,} of {sent:,} uploads were refused with seed {content['seed']}{broke}"]
 
 
 def main() -> int:

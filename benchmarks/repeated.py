@@ -41,10 +41,12 @@ CELLS, LONGEST = 5, 400.0  # how many are drawn, of trainings of at most so many
 
 def drawn(root: Path, device: str, data: Collection[str], seed: int) -> dict[str, Any]:
     """Return a draw of cells by a seed, none of which has been run again yet."""
-    pool = []
+    pool, known = [], spec.listed()
     for result in sorted(results.everything(root), key=lambda each: str(each.path)):
         told = result.content
         if not result.done or told.get("adopted_from") or told["environment"].get("device") != device:
+            continue
+        if told["table"] not in known:  # of no paper
             continue
         entry = next((each for each in spec.find(told["table"]).entries if each.id == told["cell"]), None)
         if entry is None or not entry.runs or not result.path.stem.isdigit() or not result.same_source:

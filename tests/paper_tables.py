@@ -160,6 +160,15 @@ def agreeing(told: dict[str, Any]) -> dict[str, Any]:
     return told | {"curve": curve | {"pooled": pooled}}
 
 
+def source(entry: Entry) -> Entry:
+    """Return the entry whose run gives a number: another one's, where it is another statistic of that."""
+    if entry.cell.how != "statistic":
+        return entry
+    (named,) = entry.cell.of
+    table, _, cell = named.rpartition(":")
+    return spec.find(table or entry.table).entry(f"{cell}/{entry.row.id}")
+
+
 def put(root: Path, table: Table, id: str, seed: int, *values: float, **changes: Any) -> Path:
     """Write a result of the entry "CELL/ROW"; a benchmark's holds its value alone."""
     entry = table.entry(id)

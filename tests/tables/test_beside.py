@@ -221,7 +221,10 @@ def test_a_method_that_leads_on_other_seeds_alone_is_not_ahead(root, table):
     paper_tables.put(root, table, "hard/ours", 0, 59.0)
     paper_tables.put(root, table, "hard/ours", 1, 70.0)
     found = column(root, table, "hard")
-    assert found.winner_kept is False and found.behind.mean == pytest.approx(-1.0) and not found.lost
+    assert found.ranks == {"ditto": (1, 2), "ours": (2, 1)}  # of means over other seeds
+    assert found.winner_kept and found.behind is None
+    paper_tables.put(root, table, "hard/ditto", 1, 66.0)
+    assert column(root, table, "hard").behind.mean == pytest.approx(1.5)
 
 
 def test_of_a_lower_metric_the_least_is_best(root, tmp_path):
@@ -303,10 +306,31 @@ def test_costs_of_a_run(tmp_path, how, value, timed):
     assert found.timed is timed and not found.percent and not found.higher
 
 
+def test_of_a_cell_whose_times_are_read_only_those_count_that_were_taken_alone(tmp_path):
+    text = paper_tables.TABLE.replace('id = "easy"', 'id = "easy"\nalone = true')
+    for how, seeds in (("round_seconds", {0, 2}), ("bytes_up", {0, 1, 2})):
+        table = paper_tables.make(tmp_path, text + DERIVED.format(how=how, of='"easy"', more=""))
+        for seed, together in enumerate((1, 6, 1)):
+            where = {"device": "NVIDIA H200", "precision": "bf16", "side_by_side": together}
+            paper_tables.put(tmp_path / "results", table, "easy/ditto", seed, 70.0, 90.0, environment=where)
+        assert {*number(tmp_path / "results", table, "derived/ditto").ours} == seeds
+
+
 def test_another_statistic_of_the_same_run(tmp_path):
     found = derived(tmp_path, "statistic", '"easy"', 'statistic = "std"\n[cell.published]\nditto = 14.0')
     assert found.ours == {0: pytest.approx(200**0.5), 1: pytest.approx(200**0.5)}
     assert not found.higher and found.percent and not found.marked
+
+
+def test_a_derived_number_is_told_as_its_source_is_read(tmp_path):
+    keys = {"selection": "best_test", "group": "new", "statistic": "std"}
+    text = paper_tables.TABLE.replace(
+        'id = "easy"', 'id = "easy"\n' + "".join(f'{k} = "{v}"\n' for k, v in keys.items())
+    )
+    table = paper_tables.make(tmp_path, text + DERIVED.format(how="statistic", of='"easy"', more=""))
+    assert all(getattr(table.entry("derived/ditto"), key) != value for key, value in keys.items())
+    found = number(tmp_path / "results", table, "derived/ditto").entry
+    assert {key: getattr(found, key) for key in keys} == keys
 
 
 def test_another_view_is_not_in_the_same_result(tmp_path):

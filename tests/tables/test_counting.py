@@ -85,6 +85,15 @@ def test_they_become_results(tmp_path):
     assert numbers["cifar10/linear"] == 512 * 10 + 10 and len(numbers) == 8
 
 
+def test_what_is_not_trained_says_where_its_numbers_come_from():
+    for name, how in (
+        ("fedpce/t2", "bespoke sweep fedpce/t1 makes its runs"),
+        ("pfedfda/f3", "bespoke table or bespoke figure"),
+    ):
+        done = command("sweep", name, "--dry")
+        assert done.code == 2 and f"{name}: nothing of this is trained; {how}" in done.err
+
+
 def test_counting_again_changes_no_file_that_names_its_commit(tmp_path, monkeypatch):
     table = spec.find("pfedvmp/t4")
     monkeypatch.setattr(counting, "code_commit", lambda: None)

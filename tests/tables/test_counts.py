@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from paper_tables import source
 
 from bespoke.tables import results, site
 from bespoke.tables.beside import Column, Number
@@ -56,7 +57,7 @@ def by_training(numbers: Own, root: Path) -> str:
     """Of trainings, by that of seed 0: those none of whose numbers is marked."""
     found = defaultdict[str, list[bool]](list)
     for _, number in numbers:
-        result = results.read(results.place(root, number.entry) / "0.json")
+        result = results.read(results.place(root, source(number.entry)) / "0.json")
         found[site._training(result)].append(number.marked)
     return f"{sum(not any(marks) for marks in found.values())} of {len(found)}"
 

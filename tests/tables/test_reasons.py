@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from paper_tables import source
 
 from bespoke.tables import reasons, results, spec
 
@@ -82,9 +83,10 @@ def was_tried(id: str, reason: reasons.Reason) -> bool:
     paper, table, cell, row = id.split("/")
     read = spec.find(f"{paper}/{table}")
     entry = read.entry(f"{cell}/{row}")
-    if not entry.runs:
+    run = source(entry)
+    if not run.runs:
         return False
-    shown = next(iter(results.of(ROOT, entry).values())).content["settings"]
+    shown = next(iter(results.of(ROOT, run).values())).content["settings"]
     told = [json.loads((ROOT.parent / file).read_text()) for file in reason.evidence if file.endswith(".json")]
     runs = [each["settings"] for own in told for each in own.get("tries", [own])]
     runs = [run for run in runs if run["algorithm"]["name"] == shown["algorithm"]["name"]]

@@ -209,6 +209,19 @@ def test_a_damaged_folder_is_begun_again(table, place):
     assert carry_out(job, place) == worker.DONE
 
 
+def test_notes_of_a_result_do_not_say_where_it_ran(table, place):
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
+    asked = iter([False, True])
+    assert carry_out(job, place, lambda: next(asked, True)) == worker.STOPPED
+    shutil.rmtree(place.work / job.key / "run" / "checkpoints")
+    assert carry_out(job, place) == worker.DONE
+    notes = of_cell(table, place, "a/fedavg").content["notes"]
+    assert "the run's folder holds no intact checkpoint: started again from round 1" in notes
+    assert not any(str(place.work) in note for note in notes)
+    told = reading.without(place.work, f"{place.work}/config.toml is odd, and so is {place.work}")
+    assert told == "config.toml is odd, and so is the run's folder"  # as sentences of failures are
+
+
 @pytest.mark.parametrize("where", ["work", "results/.running"])
 def test_a_training_that_another_process_is_at_is_left_alone(table, place, where, tmp_path):
     """It may be of a sweep that works in another folder, for the same results."""
@@ -260,8 +273,22 @@ def test_cells_whose_time_is_read_run_alone_and_say_so(tmp_path, place):
     path = of_cell(table, place, "a/fedavg").path
     path.write_text(path.read_text().replace('"side_by_side": 1', '"side_by_side": 2'))
     assert [job.alone for job in plan.unfinished(jobs, place.root)] == [True]
+    assert [job.alone for job in plan.jobs(plan.chosen([table], ["fedavg"]), [1])] == [False, False]  # no time is read
     with pytest.raises(UserError, match="alone must be true or false, not 1"):
         spec.read(write(tmp_path, changed.replace("alone = true", "alone = 1")))
+
+
+def test_trainings_of_other_sweeps_are_company(table, place):
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
+    for name, held in (("ended", False), ("going on", True)):
+        folder = place.root / worker.RUNNING / name
+        folder.mkdir(parents=True)
+        lock = FolderLock(folder)
+        if not held:
+            lock.close()
+    carry_out(job, place)
+    assert of_cell(table, place, "a/fedavg").content["environment"]["side_by_side"] == 2
+    lock.close()
 
 
 # --- a whole sweep --------------------------------------------------------------------------------------------------

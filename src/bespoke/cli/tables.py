@@ -70,7 +70,9 @@ def sweep(
         return
     if not entries:
         names = ", ".join(each.name for each in read)
-        raise UserError(f"{names}: nothing of this is trained; bespoke table or bespoke figure shows it")
+        others = " ".join(dict.fromkeys(name for each in read for name in each.others))
+        how = f"bespoke sweep {others} makes its runs" if others else "bespoke table or bespoke figure shows it"
+        raise UserError(f"{names}: nothing of this is trained; {how}")
     wanted = plan.jobs(entries, dict.fromkeys(seeds or ()))
     with ExitStack() as held:
         if tiny:

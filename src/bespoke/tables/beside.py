@@ -137,16 +137,21 @@ class Column:
 
     @cached_property
     def winners(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """The labels of the paper's best rows and of ours; None where the paper's best, or all others, were not run."""
+        """The labels of the paper's best rows and of ours; None where the paper's best, or all others, were not run.
+
+        Ours are those that lead the paper's best by most, each on the seeds that both have.
+        """
         if len(self.ranks) < 2:
             return None
         published = [number.published for number in self.numbers if number.published is not None]
         best = max(published) if self._higher else min(published)
-        if all(number.published != best for number in self.counted):
+        theirs = [number for number in self.counted if number.published == best]
+        if not theirs:
             return None
-        labels = {number.entry.row.id: number.entry.row.name for number in self.counted}
-        theirs, ours = (tuple(labels[id] for id, pair in self.ranks.items() if pair[i] == 1) for i in (0, 1))
-        return theirs, ours
+        first = min(theirs, key=lambda number: self.ranks[number.entry.row.id][1])
+        leads = [self._lead(number, first) for number in self.counted]
+        ours = [number for number, lead in zip(self.counted, leads, strict=True) if lead == max(leads)]
+        return tuple(number.entry.row.name for number in theirs), tuple(number.entry.row.name for number in ours)
 
     @property
     def winner_kept(self) -> bool | None:
@@ -169,12 +174,19 @@ class Column:
 
     def _best(self, which: int) -> Number:
         """Return a best row of the paper's (0) or of ours (1)."""
-        return next(number for number in self.counted if self.ranks[number.entry.row.id][which] == 1)
+        assert self.winners is not None  # asked only where there are any
+        return next(number for number in self.counted if number.entry.row.name in self.winners[which])
 
     def _leads(self, first: Number, second: Number) -> list[float]:
         """Return by how much one row is better than another, on the seeds that both have."""
         sign = 1.0 if self._higher else -1.0
         return [sign * (value - second.ours[seed]) for seed, value in first.ours.items() if seed in second.ours]
+
+    def _lead(self, first: Number, second: Number) -> float:
+        """Return by how much one row is better than another: on the seeds that both have, or if none, in the mean."""
+        sign = 1.0 if self._higher else -1.0
+        leads = self._leads(first, second) or [sign * ((first.mean or 0.0) - (second.mean or 0.0))]
+        return sum(leads) / len(leads)
 
     @property
     def certain(self) -> bool:
@@ -312,7 +324,7 @@ class Reader:
         seeds = [seed for seed in parts[0].ours if all(seed in part.ours for part in parts)]
         return dataclasses.replace(
             parts[0],
-            entry=entry,
+            entry=entry if how in _FROM_NUMBERS else parts[0].entry,
             ours={seed: _together(how, [part.ours[seed] for part in parts], parts[0].higher) for seed in seeds},
             metric=how if how in _FROM_TIMES else parts[0].metric,
             failed=_joined(part.failed for part in parts),
@@ -354,10 +366,13 @@ class Reader:
     def _collected(self, entry: Entry, source: Entry, how: str, baseline: Entry | None = None) -> Number:
         """Return what the results of a source hold, or hold beside a baseline's, and say why others hold nothing."""
         read = self._reread(entry, source) if entry is not source and how in ("statistic", "relative_fa") else source
+        told = dataclasses.replace(entry, **{key: getattr(read, key) for key in spec.READ})  # as it is read
         there, outdated = self.results(source)
         others = self.results(baseline)[0] if baseline else {}
         ours, failed, done = {}, [], []
         for seed, result in there.items():
+            if how in _TIMES and result.content["environment"].get("side_by_side", 1) != 1:
+                continue  # others made it slower
             try:
                 value = _value(result, read, how, others.get(seed))
             except UserError as error:
@@ -368,7 +383,7 @@ class Reader:
                 done.append(result)
         metric, higher, percent = _kind(read, done[0] if done else None, how)
         return Number(
-            entry,
+            told,
             {seed: 100.0 * value if percent else value for seed, value in ours.items()},
             metric=metric,
             higher=higher,

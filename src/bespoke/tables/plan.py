@@ -41,7 +41,7 @@ class Job:
     @property
     def alone(self) -> bool:
         """Whether it needs the machine to itself."""
-        return self.crowded or any(entry.cell.alone for entry in self.entries)
+        return self.crowded or any(entry.alone(self.experiment.seed) for entry in self.entries)
 
     @property
     def title(self) -> str:
@@ -131,7 +131,7 @@ def answers(result: Result | None, job: Job, entry: Entry) -> bool:
         and told["view"] == (entry.view or told["headline"])
         and told["group"] == entry.group
         and (not entry.cell.probe or entry.cell.probe in told.get("probe", {}))
-        and (not entry.cell.alone or told["environment"].get("side_by_side") == 1)
+        and (not entry.alone(job.experiment.seed) or told["environment"].get("side_by_side") == 1)
         and same_settings(told["settings"], job.experiment)
     )
 

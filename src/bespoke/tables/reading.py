@@ -1,5 +1,6 @@
 """From a finished run to the results of the cells that it serves."""
 
+from pathlib import Path
 from typing import Any
 
 from bespoke import __version__
@@ -55,13 +56,18 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
         "clients": _clients(folder, view, number),
         "curve": _curve(found, view, entry),
         "totals": {key: value for key, value in told.items() if key != "notes"},
-        "notes": list(dict.fromkeys([*evaluated.notes, *told["notes"]])),
+        "notes": list(dict.fromkeys(without(run.folder.path, note) for note in [*evaluated.notes, *told["notes"]])),
         **({"probe": probe} if probe is not None else {}),
         "source": _source(job, environment.get("git")),
         "environment": {key: environment[key] for key in _ENVIRONMENT if key in environment},
         "seconds": seconds,
         "shared_with": [other.id for other in job.entries if other != entry],
     }
+
+
+def without(folder: Path, text: str) -> str:
+    """Return a note or a sentence without the path of the run's folder, which is scratch and on one machine."""
+    return text.replace(f"{folder}/", "").replace(str(folder), "the run's folder")
 
 
 def failure(job: Job, entry: Entry, sentence: str) -> dict[str, Any]:

@@ -39,9 +39,10 @@ def page_of(name: str, root: Path) -> parts.Page:
         how = f"bespoke figure {table.name} draws it" if table.kind == "figure" else how
         raise UserError(f"{table.name} has no numbers that could be shown: {how}")
     sections = sections_of(page, root)
+    commands = "; a number leads to the command that makes it" if any(entry.runs for entry in table.entries) else ""
     return parts.Page(
         title=table.doc,
-        lead="The paper's numbers with ours beside them; a number leads to the command that makes it.",
+        lead=f"The paper's numbers with ours beside them{commands}.",
         methods=(),
         warnings=(),
         sections=(*sections[:-1], _alone(sections[-1], table, page)),
@@ -190,7 +191,7 @@ def _in_brackets(part: Row | Cell) -> bool:
 
 
 def _methods(table: Table) -> set[str]:
-    return {entry.algorithm for entry in table.entries if entry.runs}
+    return {entry.algorithm for entry in table.entries if entry.runs or entry.cell.how == "statistic"}
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -203,6 +204,8 @@ def _settings(page: Page, root: Path) -> Section:
     for what, files in _files(table).items():
         for i, (name, path) in enumerate(files.items()):
             places += [", " if i else f"; {what} ", Link(name, path, _anchor(path))]
+    if table.others:
+        places.append(f"; the runs are those of {', '.join(table.others)}")
     if (own := root / table.name).is_dir():
         places += ["; ", Link("results", own)]
     if any(entry.runs for entry in table.entries) and table.kind == "table":

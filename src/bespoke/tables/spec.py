@@ -28,7 +28,7 @@ STATISTICS = {  # of the clients' metrics, in words
 }
 _ID = re.compile(r"[a-z0-9][a-z0-9_.+-]*")
 _NAMES = {"sources": "from"}  # of a key that cannot be a field
-_READ = ("view", "group", "metric", "statistic", "selection")  # how a number is read from a run
+READ = ("view", "group", "metric", "statistic", "selection")  # how a number is read from a run
 
 Settings = tuple[str, ...]  # overrides, "table.key=value"
 
@@ -69,7 +69,7 @@ class Cell:
     evaluate: Settings = ()  # overrides for evaluating the trained run once more
     start: str = ""  # another entry of the table, "CELL/ROW", whose trained global model is [model] start
     probe: str = ""  # what else to take from the run
-    alone: bool = False  # whether its trainings have the machine to themselves, since their times are read
+    alone: bool = False  # whether times are read: its trainings of the table's seed have the machine to themselves
     view: str = ""
     group: str = ""
     metric: str = ""
@@ -131,6 +131,10 @@ class Entry:
         """The paper's standard deviation over repetitions."""
         return self.cell.deviation.get(self.row.id)
 
+    def alone(self, seed: int) -> bool:
+        """Return whether its training with a seed needs the machine to itself; the times of other seeds are extra."""
+        return self.cell.alone and seed == self.seed
+
     def overrides(self, seed: int) -> list[str]:
         """Return the settings that differ from those of the run file and the method's preset."""
         own = self.cell.methods.get(self.row.id, {}).get("set", ())
@@ -165,6 +169,11 @@ class Table:
         """One line that says what it is."""
         return f"{self.paper}, {self.source}: {self.title}"
 
+    @property
+    def others(self) -> list[str]:
+        """The other tables whose cells its own are derived from."""
+        return list(dict.fromkeys(cell.partition(":")[0] for own in self.cells for cell in own.of if ":" in cell))
+
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Every row of every cell, cell after cell."""
@@ -180,7 +189,7 @@ class Table:
 
     def _entry(self, cell: Cell, row: Row) -> Entry:
         own, told = cell.methods.get(row.id, {}), {"statistic": self.statistic, "selection": self.selection}
-        parts = {n: own.get(n) or getattr(row, n) or getattr(cell, n) or told.get(n, "") for n in _READ}
+        parts = {n: own.get(n) or getattr(row, n) or getattr(cell, n) or told.get(n, "") for n in READ}
         parts["group"] = parts["group"] or "all"
         file, start = run_file(self.path, cell.base) if cell.base else None, None
         if cell.start:
@@ -273,7 +282,7 @@ def _value(value: Any, key: str, kind: Any, where: str) -> Any:
 
 def _method(values: Any, where: str) -> dict[str, Any]:
     """Return what a cell says of one row."""
-    _check_keys(_of(values, dict, where, "a table"), ("set", *_READ), where)
+    _check_keys(_of(values, dict, where, "a table"), ("set", *READ), where)
     return {key: _value(v, key, Settings if key == "set" else str, f"{where}.{key}") for key, v in values.items()}
 
 

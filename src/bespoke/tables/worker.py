@@ -22,7 +22,7 @@ from bespoke.runs.api import Built, built
 from bespoke.runs.api import carry_out as run_built
 from bespoke.runs.evaluating import evaluate
 from bespoke.runs.experiment import Experiment
-from bespoke.runs.lock import FolderLock, InUse
+from bespoke.runs.lock import FolderLock, InUse, check_idle
 from bespoke.runs.results import Run
 from bespoke.tables import probes, reading, results
 from bespoke.tables.plan import Job, unfinished
@@ -84,7 +84,7 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
             except Exception as error:
                 crowded = place.processes > 1 and is_out_of_device_memory(error)
                 if not crowded:
-                    fail(job, place.root, _sentence(error))
+                    fail(job, place.root, reading.without(place.work / job.key / "run", _sentence(error)))
                 pipe.send((CROWDED if crowded else FAILED, _sentence(error)))
                 raise SystemExit(1) from None
             pipe.send((how, time.monotonic() - begin))
@@ -192,12 +192,27 @@ def _trained(
 
 
 def _side_by_side(job: Job, place: Place, folder: Path) -> int:
-    """Return how many trainings share the machine; for one that goes on the most that ever did."""
-    now, before = 1 if job.alone else place.processes, 1
+    """Return how many trainings share the machine, as far as it is known when one begins.
+
+    They are as many as this sweep runs, or as write their results here now, whichever sweep they are of; for one that
+    goes on it is the most that ever did.
+    """
+    now, before = max(1 if job.alone else place.processes, _going_on(place.root)), 1
     with contextlib.suppress(UserError):
         if RunFolder(folder).rounds():
             before = RunFolder(folder).read_json("environment.json").get("side_by_side", 1)
     return max(now, before)
+
+
+def _going_on(root: Path) -> int:
+    """Return the number of trainings whose results will be written to a folder, this process's own included."""
+    number = 0
+    for folder in (root / RUNNING).iterdir():
+        try:
+            check_idle(folder)
+        except InUse:
+            number += 1
+    return number
 
 
 def _provide(start: Job, place: Place, path: Path, stop: Callable[[], bool], bench: Bench) -> bool:
@@ -233,7 +248,7 @@ def _write(job: Job, root: Path, run: Run, seconds: float) -> list[str]:
             probe = {entry.cell.probe: probes.take(entry.cell.probe, run)} if entry.cell.probe else None
             content = reading.result(job, entry, run, evaluated[how], seconds, probe)
         except UserError as error:
-            content = reading.failure(job, entry, str(error))
+            content = reading.failure(job, entry, reading.without(run.folder.path, str(error)))
             failed.append(str(error))
         results.write(root, entry, content)
     return failed
