@@ -345,6 +345,28 @@ def test_the_demonstrations_report(chromium, demonstrated):
     goes_well(chromium, demonstrated[1] / "report.html", 8, "client ")
 
 
+HIGHER = """
+async () => {
+  const given = figures.find((figure) => figure.layout.xaxis.title?.text.startsWith("bytes"));
+  for (let highest = 105; highest < 107; highest += 0.02) {
+    const box = document.body.appendChild(document.createElement("div"));
+    const line = { ...dressed(given.data[0], 700), x: [0, 2e7], y: [0.35 * highest, highest] };
+    await Plotly.newPlot(box, [line], layout(given, 700), config);
+    Plotly.purge(box);
+    box.remove();
+  }
+}
+"""
+
+
+def test_the_place_for_labels_does_not_change_which_there_are(chromium, demonstrated):
+    """Plotly draws such a chart again and again: with room above the highest label, that label is gone."""
+    page, trouble = shown(chromium, demonstrated[1] / "report.html")
+    page.evaluate(HIGHER)
+    assert trouble == []
+    page.close()
+
+
 def test_a_report_of_forty_runs(chromium, large):
     goes_well(chromium, large, 40, "clinic ")
 

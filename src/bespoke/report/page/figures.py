@@ -62,7 +62,7 @@ def thinned(count: int, most: int) -> NDArray[np.int64]:
 
 def axis(title: str, **settings: Any) -> dict[str, Any]:
     """Return an axis with a title."""
-    return {"title": {"text": plain(title), "standoff": 8}, "automargin": True, "zeroline": False, **settings}
+    return {"title": {"text": plain(title), "standoff": 8}, "zeroline": False, **settings}
 
 
 def whole(title: str, span: float) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def strips(
     }
     if points < everything.size:
         caption += f" Of {everything.size:,} points {points:,} are drawn, evenly spread from lowest to highest."
-    layout |= {"annotations": annotations, "shapes": shapes, "margin": {"l": 8, "r": 12, "t": 12, "b": 44}}
+    layout |= {"annotations": annotations, "shapes": shapes, "margin": {"l": 8, "r": 20, "t": 12, "b": 44}}
     figure = _figure(data, layout)
     return Chart(title, caption, f"Points, one for each {each}. {'; '.join(told) or 'No known value'}.", figure)
 

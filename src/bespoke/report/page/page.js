@@ -26,7 +26,7 @@ function layout(figure, width) {
   const given = figure.layout;
   const axis = (settings) => ({ gridcolor: line, linecolor: line, tickcolor: line, ...settings });
   return {
-    margin: { l: 48, r: 12, t: 12, b: 44 },
+    margin: { l: 48, r: 20, t: 12, b: 44 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink },
@@ -35,8 +35,10 @@ function layout(figure, width) {
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     ...given,
     ...(width ? { width, autosize: false } : {}),
-    xaxis: axis(given.xaxis),
-    yaxis: axis(given.yaxis),
+    // Labels take room below and on the left alone. A highest label that takes room above too can lose its tick by that,
+    // and get it back without: plotly then draws again and again, and gives up with a warning.
+    xaxis: axis({ automargin: "height", ...given.xaxis }),
+    yaxis: axis({ automargin: "width", ...given.yaxis }),
     annotations: (given.annotations || []).map((note) => ({ ...note, bgcolor: paper, borderpad: 1 })),
     shapes: (given.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot", ...shape.line } })),
   };
