@@ -1,6 +1,8 @@
 """The results that are committed: each belongs to a cell of a table, and has the settings that the table asks for."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,20 @@ def test_results_belong_to_a_cell_and_have_its_settings(name):
             if result.done and entries[id].runs:
                 (job,) = plan.jobs([entries[id]], [seed])
                 assert plan.answers(result, job, entries[id]), f"{result.path}: the table asks for other settings"
+
+
+def test_the_code_of_a_result_is_in_the_history():
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout
+
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("this is no checkout with its whole history")
+    there = set(git("log", "--format=%H").split())
+    named = {result.content["source"]["commit"] for result in results.everything(ROOT) if result.done}
+    told = re.findall(r"not in the history, ([0-9a-f]{7})", (ROOT.parent / "docs" / "tables.md").read_text())
+    assert sorted(commit[:7] for commit in named - there) == told, (
+        "docs/tables.md tells which commits are not in the history"
+    )
 
 
 def test_trainings_of_the_same_settings_gave_the_same_numbers():
