@@ -201,17 +201,16 @@ def _machine(there: Mapping[str, Mapping[int, Result]]) -> str:
         return "Nothing has been run with these settings yet."
     where = dict.fromkeys(f"{each['device']} in {each.get('precision', 'fp32')}" for each in told)
     missing = len(there) * SEEDS - len(told)
-    left = f" Of {len(there) * SEEDS} rows and seeds {missing} are missing." if missing else ""
+    left = f" Of {len(there) * SEEDS} results, one for each row and seed, {missing} are missing." if missing else ""
     return f"Run on {' and '.join(where)}.{left}"
 
 
 def _notes(content: Mapping[str, Any]) -> list[str]:
     """Return what a reader should know of a run; where it was interrupted changes no number."""
-    refused, rounds = (content["totals"].get(key) or 0 for key in ("refused", "rounds"))
-    told = [note for note in content["notes"] if "checkpoint" not in note and "refused" not in note]
+    refused, sent = (content["totals"].get(key) or 0 for key in ("refused", "participations"))
+    told = [note for note in content["notes"] if "checkpoint" not in note and " uploads " not in note]
     if not refused:
         return told
-    sent = rounds * len(content["clients"]["client"])
     broke = ", so its model is hardly trained" if 2 * refused > sent else ""
     return [*told, f"{refused:,} of {sent:,} uploads were refused with seed {content['seed']}{broke}"]
 

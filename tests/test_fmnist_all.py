@@ -185,7 +185,7 @@ def test_the_page_tells_both_numbers_and_marks_what_is_not_above_fedavg(tmp_path
     assert rows["**APFL**"][3:] == ["80.00 ± 0.00", "+15.00 (2 of 2)", "60.00 ± 0.00", "**-15.00 (0 of 2)**"]
     assert rows["QLSD, one model for all"][3:] == ["50.00 ± 0.00", "-15.00 (0 of 2)", "52.00 ± 0.00", "-23.00 (0 of 2)"]
     assert rows["FedBN"][3:] == ["81.00", "", "82.00", ""]
-    assert f"Of {3 * len(ENTRIES)} rows and seeds {3 * len(ENTRIES) - 9} are missing." in text
+    assert f"Of {3 * len(ENTRIES)} results, one for each row and seed, {3 * len(ENTRIES) - 9} are missing." in text
 
 
 def test_notes_and_refused_uploads_are_told_but_no_interruption(tmp_path):
@@ -195,7 +195,7 @@ def test_notes_and_refused_uploads_are_told_but_no_interruption(tmp_path):
         "7 of 40 uploads of 3 were refused: its upload holds NaN or inf",
         "runs/a holds no intact checkpoint: started again from round 1",
     ]
-    told = {"curve": curve, "notes": notes, "totals": {"refused": 7, "rounds": 300}}
+    told = {"curve": curve, "notes": notes, "totals": {"refused": 7, "participations": 300}}
     paper_tables.put(tmp_path, TABLE, "cnn/local", 2, 60.0, **told)
     lines = [line for line in comparison.page(tmp_path).splitlines() if line.startswith("- ")]
     assert lines == ["- Local: momentum is ignored", "- Local: 7 of 300 uploads were refused with seed 2"]

@@ -1,5 +1,6 @@
 """A sweep: one training for several cells, results that are whole or not there, and nothing run twice."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -218,8 +219,6 @@ def test_notes_of_a_result_do_not_say_where_it_ran(table, place):
     notes = of_cell(table, place, "a/fedavg").content["notes"]
     assert "the run's folder holds no intact checkpoint: started again from round 1" in notes
     assert not any(str(place.work) in note for note in notes)
-    told = reading.without(place.work, f"{place.work}/config.toml is odd, and so is {place.work}")
-    assert told == "config.toml is odd, and so is the run's folder"  # as sentences of failures are
 
 
 @pytest.mark.parametrize("where", ["work", "results/.running"])
@@ -276,6 +275,18 @@ def test_cells_whose_time_is_read_run_alone_and_say_so(tmp_path, place):
     assert [job.alone for job in plan.jobs(plan.chosen([table], ["fedavg"]), [1])] == [False, False]  # no time is read
     with pytest.raises(UserError, match="alone must be true or false, not 1"):
         spec.read(write(tmp_path, changed.replace("alone = true", "alone = 1")))
+
+
+def test_a_training_whose_time_is_read_waits_until_no_other_sweep_trains(tmp_path, place):
+    """Beside another its time would count for nothing."""
+    table = spec.read(write(tmp_path, TABLE.replace('id = "a"', 'id = "a"\nalone = true')))
+    jobs = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0, 1])
+    folder = place.root / worker.RUNNING / "another"
+    folder.mkdir(parents=True)
+    with contextlib.closing(FolderLock(folder)):
+        state = sweep(jobs, place)
+        assert (state.done, [job.experiment.seed for job in state.elsewhere]) == (1, [0])
+    assert sweep(jobs, place).done == 2
 
 
 def test_trainings_of_other_sweeps_are_company(table, place):
@@ -445,6 +456,49 @@ def test_a_failed_worker_gets_no_other_job(table, place):
         assert process.is_alive() == lives and state.failed == [(job, "no memory")]
 
 
+class OneJob:
+    """A worker's end of a pipe, through which one job comes."""
+
+    def __init__(self, job):
+        self.jobs, self.told = [job], []
+
+    def recv(self):
+        return self.jobs.pop()
+
+    def send(self, told):
+        self.told.append(told)
+
+
+def as_a_worker(monkeypatch):
+    """Let a worker's work go on in this process, and leave its signals and threads as they are."""
+    monkeypatch.setattr(worker.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(worker.torch, "set_num_threads", lambda number: None)
+
+
+def test_the_sentence_of_a_failure_does_not_say_where_it_happened(table, place, monkeypatch):
+    def odd(experiment, parts, folder, **options):
+        raise UserError(f"{folder}/config.toml is odd, as {folder}, {place.work}/starts and {place.root}/a.json are")
+
+    as_a_worker(monkeypatch)
+    monkeypatch.setattr(worker, "run_built", odd)
+    job = plan.jobs(plan.chosen([table], ["fedavg"], ["b"]), [0])[0]
+    with pytest.raises(SystemExit):
+        worker.main(OneJob(job), place, threading.Event())
+    told = of_cell(table, place, "b/fedavg").content["error"]
+    assert told == "config.toml is odd, as the run's folder, starts and a.json are"
+
+
+def test_the_sentence_of_a_result_that_cannot_be_read_does_not_say_where_it_is(table, place, monkeypatch):
+    def odd(job, entry, run, *others):
+        raise UserError(f"{run.folder.path}/clients.jsonl is odd")
+
+    monkeypatch.setattr(reading, "result", odd)
+    job = plan.jobs(plan.chosen([table], ["fedavg"], ["b"]), [0])[0]
+    with pytest.raises(worker.Unread):
+        carry_out(job, place)
+    assert of_cell(table, place, "b/fedavg").content["error"] == "clients.jsonl is odd"
+
+
 def test_what_runs_out_of_memory_beside_others_goes_on_alone(table, place, monkeypatch):
     """A result may not depend on what others leave; alone, memory that runs out is a failure."""
     halved = []
@@ -453,22 +507,11 @@ def test_what_runs_out_of_memory_beside_others_goes_on_alone(table, place, monke
         halved.append(halve)
         raise torch.OutOfMemoryError("not enough")
 
-    class Pipe:
-        def __init__(self, job):
-            self.jobs, self.told = [job], []
-
-        def recv(self):
-            return self.jobs.pop()
-
-        def send(self, told):
-            self.told.append(told)
-
     monkeypatch.setattr(worker, "run_built", scarce)
-    monkeypatch.setattr(worker.signal, "signal", lambda *given: None)
-    monkeypatch.setattr(worker.torch, "set_num_threads", lambda number: None)
+    as_a_worker(monkeypatch)
     job = plan.jobs(plan.chosen([table], ["fedavg"], ["b"]), [0])[0]
     for processes, what in ((3, worker.CROWDED), (1, worker.FAILED)):
-        pipe = Pipe(job)
+        pipe = OneJob(job)
         with pytest.raises(SystemExit):
             worker.main(pipe, replace(place, processes=processes), threading.Event())
         assert pipe.told[-1][0] == what and halved.pop() == (processes == 1)

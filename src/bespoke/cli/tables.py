@@ -70,7 +70,7 @@ def sweep(
         return
     if not entries:
         names = ", ".join(each.name for each in read)
-        others = " ".join(dict.fromkeys(name for each in read for name in each.others))
+        others = " ".join(dict.fromkeys(name for each in read for name in each.derived_from))
         how = f"bespoke sweep {others} makes its runs" if others else "bespoke table or bespoke figure shows it"
         raise UserError(f"{names}: nothing of this is trained; {how}")
     wanted = plan.jobs(entries, dict.fromkeys(seeds or ()))
@@ -165,7 +165,7 @@ def _print_end(state: Any, seconds: float, as_json: bool, tiny: bool) -> None:
     parts = [f"{state.done} of {state.total} cells have a result"]
     parts += [f"{state.before} had one before"] if state.before else []
     parts += [f"{state.adopted} were taken from other tables"] if state.adopted else []
-    parts += [f"{elsewhere} are run by another sweep"] if elsewhere else []
+    parts += [f"{elsewhere} are run by another sweep, or by themselves once it has ended"] if elsewhere else []
     if state.left:
         why = "interrupted" if state.interrupted else "out of time"
         parts.append(f"{state.left} left ({why}: {'nothing is kept' if tiny else 'run the same command again'})")

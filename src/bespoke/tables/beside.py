@@ -135,11 +135,19 @@ class Column:
         """How well the two orders of the rows agree, from -1 to 1."""
         return kendall(*self._values()) if self.ranks else None
 
-    @cached_property
+    @property
     def winners(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """The labels of the paper's best rows and of ours; None where the paper's best, or all others, were not run.
+        """The labels of the paper's best rows and of ours; None where the paper's best, or all others, were not run."""
+        if self._best is None:
+            return None
+        theirs, ours = (tuple(number.entry.row.name for number in best) for best in self._best)
+        return theirs, ours
 
-        Ours are those that lead the paper's best by most, each on the seeds that both have.
+    @cached_property
+    def _best(self) -> tuple[list[Number], list[Number]] | None:
+        """The paper's best rows, first the one of the best rank with us, and those that lead that one by most.
+
+        A lead is one on the seeds that both have.
         """
         if len(self.ranks) < 2:
             return None
@@ -148,15 +156,15 @@ class Column:
         theirs = [number for number in self.counted if number.published == best]
         if not theirs:
             return None
-        first = min(theirs, key=lambda number: self.ranks[number.entry.row.id][1])
-        leads = [self._lead(number, first) for number in self.counted]
-        ours = [number for number, lead in zip(self.counted, leads, strict=True) if lead == max(leads)]
-        return tuple(number.entry.row.name for number in theirs), tuple(number.entry.row.name for number in ours)
+        theirs.sort(key=lambda number: self.ranks[number.entry.row.id][1])
+        leads = [self._lead(number, theirs[0]) for number in self.counted]
+        most = max(leads) - _ROUNDING
+        return theirs, [number for number, lead in zip(self.counted, leads, strict=True) if lead >= most]
 
     @property
     def winner_kept(self) -> bool | None:
         """Whether a best row of the paper's is a best of ours; None where that is open."""
-        return None if self.winners is None else bool({*self.winners[0]} & {*self.winners[1]})
+        return None if self._best is None else any(number in self._best[1] for number in self._best[0])
 
     @cached_property
     def behind(self) -> SeedStatistics | None:
@@ -170,12 +178,10 @@ class Column:
 
     @cached_property
     def _behind_by(self) -> list[float]:
-        return [] if self.winner_kept is not False else self._leads(self._best(1), self._best(0))
-
-    def _best(self, which: int) -> Number:
-        """Return a best row of the paper's (0) or of ours (1)."""
-        assert self.winners is not None  # asked only where there are any
-        return next(number for number in self.counted if number.entry.row.name in self.winners[which])
+        if self._best is None or self.winner_kept:
+            return []
+        theirs, ours = self._best
+        return self._leads(ours[0], theirs[0])
 
     def _leads(self, first: Number, second: Number) -> list[float]:
         """Return by how much one row is better than another, on the seeds that both have."""
@@ -191,15 +197,18 @@ class Column:
     @property
     def certain(self) -> bool:
         """Whether the paper's best row is ours too, and told apart from every other row."""
-        if not self.winner_kept or self.winners is None:
+        if self._best is None or not self.winner_kept:
             return False
-        rivals = [number for number in self.counted if number.entry.row.name not in self.winners[1]]
-        return all(self._apart(self._best(1), rival) for rival in rivals)
+        ours = self._best[1]
+        return all(self._apart(ours[0], rival) for rival in self.counted if rival not in ours)
 
     @property
     def lost(self) -> bool:
         """Whether another row is our best, and told apart from the paper's."""
-        return self.winner_kept is False and self._apart(self._best(1), self._best(0))
+        if self._best is None or self.winner_kept:
+            return False
+        theirs, ours = self._best
+        return self._apart(ours[0], theirs[0])
 
     def _apart(self, first: Number, second: Number) -> bool:
         """Return whether one row leads another by more than chance explains; without a common seed that is open.
@@ -371,7 +380,7 @@ class Reader:
         others = self.results(baseline)[0] if baseline else {}
         ours, failed, done = {}, [], []
         for seed, result in there.items():
-            if how in _TIMES and result.content["environment"].get("side_by_side", 1) != 1:
+            if how in _TIMES and result.done and result.content["environment"].get("side_by_side", 1) != 1:
                 continue  # others made it slower
             try:
                 value = _value(result, read, how, others.get(seed))

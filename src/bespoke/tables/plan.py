@@ -39,9 +39,14 @@ class Job:
         return hashlib.sha256(json.dumps(self.experiment.tables(), sort_keys=True).encode()).hexdigest()[:16]
 
     @property
+    def timed(self) -> bool:
+        """Whether its time is read, so that nothing else may run beside it."""
+        return any(entry.timed(self.experiment.seed) for entry in self.entries)
+
+    @property
     def alone(self) -> bool:
-        """Whether it needs the machine to itself."""
-        return self.crowded or any(entry.alone(self.experiment.seed) for entry in self.entries)
+        """Whether a sweep runs it by itself."""
+        return self.crowded or self.timed
 
     @property
     def title(self) -> str:
@@ -131,7 +136,7 @@ def answers(result: Result | None, job: Job, entry: Entry) -> bool:
         and told["view"] == (entry.view or told["headline"])
         and told["group"] == entry.group
         and (not entry.cell.probe or entry.cell.probe in told.get("probe", {}))
-        and (not entry.alone(job.experiment.seed) or told["environment"].get("side_by_side") == 1)
+        and (not entry.timed(job.experiment.seed) or told["environment"].get("side_by_side") == 1)
         and same_settings(told["settings"], job.experiment)
     )
 

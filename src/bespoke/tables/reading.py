@@ -56,7 +56,7 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
         "clients": _clients(folder, view, number),
         "curve": _curve(found, view, entry),
         "totals": {key: value for key, value in told.items() if key != "notes"},
-        "notes": list(dict.fromkeys(without(run.folder.path, note) for note in [*evaluated.notes, *told["notes"]])),
+        "notes": list(dict.fromkeys(without(note, run.folder.path) for note in [*evaluated.notes, *told["notes"]])),
         **({"probe": probe} if probe is not None else {}),
         "source": _source(job, environment.get("git")),
         "environment": {key: environment[key] for key in _ENVIRONMENT if key in environment},
@@ -65,9 +65,15 @@ def result(job: Job, entry: Entry, run: Run, evaluated: Run, seconds: float, pro
     }
 
 
-def without(folder: Path, text: str) -> str:
-    """Return a note or a sentence without the path of the run's folder, which is scratch and on one machine."""
-    return text.replace(f"{folder}/", "").replace(str(folder), "the run's folder")
+def without(text: str, run: Path, *around: Path) -> str:
+    """Return a note or a sentence without the paths of the run's folder and of those around it, from the innermost.
+
+    They are on one machine.
+    """
+    text = text.replace(f"{run}/", "").replace(str(run), "the run's folder")
+    for folder in around:
+        text = text.replace(f"{folder}/", "").replace(str(folder), folder.name)
+    return text
 
 
 def failure(job: Job, entry: Entry, sentence: str) -> dict[str, Any]:

@@ -204,8 +204,8 @@ def _settings(page: Page, root: Path) -> Section:
     for what, files in _files(table).items():
         for i, (name, path) in enumerate(files.items()):
             places += [", " if i else f"; {what} ", Link(name, path, _anchor(path))]
-    if table.others:
-        places.append(f"; the runs are those of {', '.join(table.others)}")
+    if table.derived_from:
+        places.append(f"; the runs are those of {', '.join(table.derived_from)}")
     if (own := root / table.name).is_dir():
         places += ["; ", Link("results", own)]
     if any(entry.runs for entry in table.entries) and table.kind == "table":

@@ -131,8 +131,8 @@ class Entry:
         """The paper's standard deviation over repetitions."""
         return self.cell.deviation.get(self.row.id)
 
-    def alone(self, seed: int) -> bool:
-        """Return whether its training with a seed needs the machine to itself; the times of other seeds are extra."""
+    def timed(self, seed: int) -> bool:
+        """Return whether the time of its training with a seed is read; the times of other seeds are extra."""
         return self.cell.alone and seed == self.seed
 
     def overrides(self, seed: int) -> list[str]:
@@ -170,9 +170,10 @@ class Table:
         return f"{self.paper}, {self.source}: {self.title}"
 
     @property
-    def others(self) -> list[str]:
-        """The other tables whose cells its own are derived from."""
-        return list(dict.fromkeys(cell.partition(":")[0] for own in self.cells for cell in own.of if ":" in cell))
+    def derived_from(self) -> list[str]:
+        """The other tables from whose cells its own are derived."""
+        sources = [source for own in self.cells for named in (own.of, *own.sources.values()) for source in named]
+        return list(dict.fromkeys(source.partition(":")[0] for source in sources if ":" in source))
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:

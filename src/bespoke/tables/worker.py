@@ -47,7 +47,7 @@ class Place:
 
 
 class Busy(Exception):
-    """Another process is at the same training."""
+    """Another process is at the same training, or at one beside which this one's time would count for nothing."""
 
 
 class Unread(Exception):
@@ -84,7 +84,8 @@ def main(pipe: Connection, place: Place, stop: Event) -> None:
             except Exception as error:
                 crowded = place.processes > 1 and is_out_of_device_memory(error)
                 if not crowded:
-                    fail(job, place.root, reading.without(place.work / job.key / "run", _sentence(error)))
+                    folders = (place.work / job.key / "run", place.work, place.root)
+                    fail(job, place.root, reading.without(_sentence(error), *folders))
                 pipe.send((CROWDED if crowded else FAILED, _sentence(error)))
                 raise SystemExit(1) from None
             pipe.send((how, time.monotonic() - begin))
@@ -114,6 +115,8 @@ def carry_out(
         if not left:  # another sweep has finished it meanwhile
             _remove(job, place)
             return ELSEWHERE
+        if job.timed and _going_on(place.root) > 1:
+            raise Busy
         run = _trained(left[0], place, folder / "run", stop, told, bench or Bench(place))
         if run is None:
             return STOPPED
@@ -177,7 +180,7 @@ def _trained(
                 lambda event: begun.append(event.round),
                 lambda event: told(event.round, event.rounds),
             ],
-            about={"settings_from": job.source, "side_by_side": _side_by_side(job, place, folder)},
+            about={"settings_from": job.source, "side_by_side": _side_by_side(place, folder)},
         )
         return None if run.summary["rounds"] < job.experiment.training.rounds and stop() else run
 
@@ -191,13 +194,13 @@ def _trained(
         return once()
 
 
-def _side_by_side(job: Job, place: Place, folder: Path) -> int:
+def _side_by_side(place: Place, folder: Path) -> int:
     """Return how many trainings share the machine, as far as it is known when one begins.
 
-    They are as many as this sweep runs, or as write their results here now, whichever sweep they are of; for one that
-    goes on it is the most that ever did.
+    They are as many as this sweep runs at once, or as those of any sweep that write to these results now, if these are
+    more; one that goes on keeps the most that it ever had.
     """
-    now, before = max(1 if job.alone else place.processes, _going_on(place.root)), 1
+    now, before = max(place.processes, _going_on(place.root)), 1
     with contextlib.suppress(UserError):
         if RunFolder(folder).rounds():
             before = RunFolder(folder).read_json("environment.json").get("side_by_side", 1)
@@ -248,7 +251,7 @@ def _write(job: Job, root: Path, run: Run, seconds: float) -> list[str]:
             probe = {entry.cell.probe: probes.take(entry.cell.probe, run)} if entry.cell.probe else None
             content = reading.result(job, entry, run, evaluated[how], seconds, probe)
         except UserError as error:
-            content = reading.failure(job, entry, reading.without(run.folder.path, str(error)))
+            content = reading.failure(job, entry, reading.without(str(error), run.folder.path))
             failed.append(str(error))
         results.write(root, entry, content)
     return failed
