@@ -97,8 +97,8 @@ rounds, so what stands under 30 is what a training of 30 rounds gives; a test co
 
 ## What is equal, and what is not
 
-**Equal: the number of the model's gradient steps, and how far they go.** A client has 700 train rows on average, which
-are {a_pass:.1f} batches, so in FedAvg it takes {usual:.1f} steps a round (4 to 72, by its rows). No part of a model
+**Equal: the number of the model's gradient steps, and how far a client's go.** A client has 700 train rows on average,
+which are {a_pass:.1f} batches, so in FedAvg it takes {usual:.1f} steps a round (4 to 72, by its rows). No part of a model
 that is trained in rounds takes fewer: FedRep's body and FedPAC's head have two epochs instead of one; Per-FedAvg and
 pFedBreD, which use two batches for a step, have four epochs instead of two; QLSD, whose round is a single step, has
 29 times as many rounds, 870 and 8700; Self-FL starts with 29 steps instead of 20. Methods whose published steps are
@@ -109,8 +109,9 @@ FedPAC's for the head and those of servers, are its defaults.
 **Not equal: all else.** Steps that a method takes beyond these are part of it, and stand in the fourth column: those of
 second models, of heads trained apart, inner and meta steps, fine-tuning before prediction. Nor are batches equal, of
 which Per-FedAvg, pFedBreD and methods with a second pass read more; nor messages, of which QLSD sends 29 times as many;
-nor time (the README's table has both). From its third round on, Self-FL's own rule sets a client's steps, 1 to 40
-whatever its rows. MOON makes one model for all; it is tested before averaging, where it is personal, and so is FedAvg
+nor time (the README's table has both); nor how far a server goes: with its default rate and momentum FedAvgM's goes in
+the long run ten times as far as the mean of its clients, that of FedPA and FedPA-FT five times. From its third round
+on, Self-FL's own rule sets a client's steps, 1 to 40 whatever its rows. MOON makes one model for all; it is tested before averaging, where it is personal, and so is FedAvg
 in the row above it.
 
 The columns: gradient steps of the model that a client takes in a round, and minibatches on which it takes gradients,
@@ -159,7 +160,8 @@ def cells(own: Mapping[int, Result], base: Mapping[int, Result], number: int) ->
 def line(entry: Entry, own: Mapping[int, Result], base: Mapping[int, Result]) -> list[str]:
     """Return a row of the table; a personal method that is not above FedAvg is in bold."""
     work = WORK.get(entry.row.id, USUAL)
-    label, parts, behind = entry.row.name, list[str](), False
+    broke = any(_broke(result.content) for result in own.values())
+    label, parts, behind = f"{entry.row.name}{' (broke, see the notes)' * broke}", list[str](), False
     for number in ROUNDS:
         shown, gap, points = cells(own, base, number)
         low = points is not None and points <= 0 and ONE_MODEL not in label
@@ -207,12 +209,23 @@ def _machine(there: Mapping[str, Mapping[int, Result]]) -> str:
 
 def _notes(content: Mapping[str, Any]) -> list[str]:
     """Return what a reader should know of a run; where it was interrupted changes no number."""
-    refused, sent = (content["totals"].get(key) or 0 for key in ("refused", "participations"))
+    refused, sent = _refused(content)
     told = [note for note in content["notes"] if "checkpoint" not in note and " uploads " not in note]
     if not refused:
         return told
-    broke = ", so its model is hardly trained" if 2 * refused > sent else ""
+    broke = ", so its model is hardly trained" if _broke(content) else ""
     return [*told, f"{refused:,} of {sent:,} uploads were refused with seed {content['seed']}{broke}"]
+
+
+def _refused(content: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many uploads were refused, of how many."""
+    totals = content["totals"]
+    return totals.get("refused") or 0, totals.get("participations") or 0
+
+
+def _broke(content: Mapping[str, Any]) -> bool:
+    refused, sent = _refused(content)
+    return 2 * refused > sent
 
 
 def main() -> int:

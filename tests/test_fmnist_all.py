@@ -201,5 +201,14 @@ def test_notes_and_refused_uploads_are_told_but_no_interruption(tmp_path):
     assert lines == ["- Local: momentum is ignored", "- Local: 7 of 300 uploads were refused with seed 2"]
 
 
+def test_a_method_whose_uploads_were_refused_is_told_to_have_broken(tmp_path):
+    curve = {"round": list(comparison.ROUNDS), "pooled": [0.2, 0.2], "mean": [0.2, 0.2]}
+    for refused, broke in ((150, False), (151, True)):
+        told = {"curve": curve, "totals": {"refused": refused, "participations": 300}}
+        paper_tables.put(tmp_path, TABLE, "cnn/local", 0, 20.0, **told)
+        text = comparison.page(tmp_path)
+        assert ("| Local (broke, see the notes) |" in text) == ("so its model is hardly trained" in text) == broke
+
+
 def test_the_committed_page_is_what_the_results_give():
     assert comparison.page(ROOT / "results") == (ROOT / "results" / "fmnist_all.md").read_text(encoding="utf-8")

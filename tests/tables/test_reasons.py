@@ -79,7 +79,10 @@ def apart(settings: dict) -> dict:
 
 
 def was_tried(id: str, reason: reasons.Reason) -> bool:
-    """Whether its evidence holds another run of that method on such data, or the table another reading of it."""
+    """Whether its evidence holds another run of that method on such data, or the table another reading of it.
+
+    Another row of the same column is no try.
+    """
     paper, table, cell, row = id.split("/")
     read = spec.find(f"{paper}/{table}")
     entry = read.entry(f"{cell}/{row}")
@@ -87,7 +90,8 @@ def was_tried(id: str, reason: reasons.Reason) -> bool:
     if not run.runs:
         return False
     shown = next(iter(results.of(ROOT, run).values())).content["settings"]
-    told = [json.loads((ROOT.parent / file).read_text()) for file in reason.evidence if file.endswith(".json")]
+    files = [each for each in reason.evidence if each.endswith(".json") and f"/{table}/{cell}/" not in each]
+    told = [json.loads((ROOT.parent / file).read_text()) for file in files]
     runs = [each["settings"] for own in told for each in own.get("tries", [own])]
     runs = [run for run in runs if run["algorithm"]["name"] == shown["algorithm"]["name"]]
     same = {key: shown["data"][key] for key in ALIKE}

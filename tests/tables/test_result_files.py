@@ -37,11 +37,34 @@ ALL = ("table", "cell", "seed", "status", "settings", "evaluate", "view", "sourc
 RUN = ("environment", "headline", "selection", "group", "metric", "higher", "totals", "curve", "clients")
 INNER = ("settings.algorithm", "settings.algorithm.name", "environment.device", "source.modules", "source.method")
 COLUMNS = ("client", "group", "condition", "rows", "metrics", "logged", "metrics.accuracy.sum", "metrics.loss.weight")
+VECTORS = {
+    "clients": [0, 1],
+    "conditions": ["noise 1", "noise 2"],
+    "vectors": [[0.1, 0.2], [0.3, 0.4]],
+    "silhouette": None,
+}
+LAYER = VECTORS | {"layer": 1, "name": "norm1"}
+ODD_VECTORS = (
+    *((key, value) for key in ("clients", "conditions", "vectors") for value in (None, [], "ab", [["ab"], ["cd"]])),
+    ("vectors", [[0.1, 0.2]]),
+    ("vectors", [[0.1, 0.2], [0.3]]),
+    ("vectors", [[0.1, None], [0.3, 0.4]]),
+    ("silhouette", []),
+)
 
 
 @pytest.mark.parametrize(
     "place",
-    [*ALL, *RUN, *INNER, "curve.round", "curve.pooled", "higher.loss", *(f"clients.{column}" for column in COLUMNS)],
+    [
+        *ALL,
+        *RUN,
+        *INNER,
+        "curve.round",
+        "curve.pooled",
+        "curve.mean",
+        "higher.loss",
+        *(f"clients.{column}" for column in COLUMNS),
+    ],
 )
 def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
     path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
@@ -98,15 +121,40 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
         ("settings.seed", 1),
         ("seconds", -1.0),
         ("environment.side_by_side", 0),
+        ("environment.side_by_side", 0.9),
         ("environment.side_by_side", "five"),
+        ("metric", "loss"),  # which is not what the run recorded first
+        *(("probe.embeddings", VECTORS | {key: value}) for key, value in ODD_VECTORS),
+        *(("probe.norms", {"layers": [LAYER | {key: value}]}) for key, value in ODD_VECTORS),
+        ("probe.norms", {"layers": [LAYER | {"layer": "first"}]}),
+        ("probe.features", {"vectors": [[0.1], [0.2]], "clients": [0, 1], "classes": [3], "kept": 1, "scatter": {}}),
+        ("probe.gaussianity", {"round": [0, 1], "train": {"nll": ["low"]}}),
     ],
 )
 def test_a_result_with_a_value_of_another_kind_is_refused(root, table, place, value):
     path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text()) | {"probe": {"embeddings": VECTORS, "norms": {"layers": [LAYER]}}}
+    write(path, content)
+    assert results.read(path).done
     own, last = inside(content, place)
     own[last] = value
     write(path, content)
+    with pytest.raises(UserError, match="is no result of a table"):
+        results.read(path)
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        {"round": [100, 100, 200], "pooled": [0.7, 0.7, 0.75], "mean": [0.7, 0.7, 0.75]},
+        {"round": [100, 200], "pooled": [0.7, 0.75], "mean": [9.99, 0.75]},
+        {"round": [100, 200], "pooled": [-5, 0.75], "mean": [0.7, 0.75]},
+    ],
+)
+def test_a_curve_of_accuracy_that_cannot_be_is_refused(root, table, curve):
+    path = paper_tables.put(root, table, "easy/ditto", 0, 70.0, 80.0)
+    content = json.loads(path.read_text())
+    write(path, content | {"curve": curve})
     with pytest.raises(UserError, match="is no result of a table"):
         results.read(path)
 
@@ -134,11 +182,15 @@ def test_clients_that_cannot_be_are_refused_whatever_the_curve_says(root, table,
 @pytest.mark.parametrize(
     "changes",
     [
-        {"curve": {"round": [180], "pooled": [0.75]}, "round": 180},  # of 200, but nobody was there later
-        {"curve": {"round": [1], "pooled": [0.5]}, "group": "unseen"},  # nobody is by the last round
-        {"curve": {"round": [], "pooled": []}},
-        {"curve": {"round": [200], "pooled": [0.7500004]}},  # seven digits
-        {"curve": {"round": [200], "pooled": [None]}},
+        {
+            "curve": {"round": [180], "pooled": [0.75], "mean": [0.75]},
+            "round": 180,
+        },  # of 200, but nobody was there later
+        {"curve": {"round": [1], "pooled": [0.5], "mean": [0.5]}, "group": "unseen"},  # nobody is by the last round
+        {"curve": {"round": [], "pooled": [], "mean": []}},
+        {"curve": {"round": [200], "pooled": [0.7500004], "mean": [0.75]}},  # seven digits
+        {"curve": {"round": [200], "pooled": [None], "mean": [None]}},
+        {"environment": {"device": "cpu", "side_by_side": 1.4}},  # an estimate
     ],
 )
 def test_results_that_can_be_are_read(root, table, changes):
@@ -192,7 +244,7 @@ def test_unknown_numbers_and_curves_are_read(root, table):
     clients = paper_tables.content(table.entry("easy/ditto"), 0, [70.0, 80.0])["clients"]
     clients["metrics"]["accuracy"]["sum"][1] = None
     clients["metrics"]["loss"] = {"sum": [[1, None], [2, 3]], "weight": [[5, 5], [5, 5]]}
-    path = paper_tables.put(root, table, "easy/ditto", 0, clients=clients, probe={"norms": {}})
+    path = paper_tables.put(root, table, "easy/ditto", 0, clients=clients, probe={"norms": {"layers": []}})
     assert results.read(path).done
 
 

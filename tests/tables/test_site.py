@@ -236,6 +236,15 @@ def test_numbers_of_a_commit_in_doubt_are_told_below_their_table(root, table):
             pages(root, table)
 
 
+def test_numbers_of_a_training_whose_memory_ran_out_are_told_below_their_table(root, table):
+    told = (
+        "smaller blocks, which moves a long run by some tenths of a point. Numbers that such a result is, or is a part"
+    )
+    for notes in (["momentum is ignored"], ["momentum is ignored", "memory ran out: at most 32 clients run at once"]):
+        paper_tables.put(root, table, "easy/ditto", 0, 74.0, notes=notes)
+        assert (f"{told} of: Easy: 1 of 3.\n" in pages(root, table)["maker.md"]) == (len(notes) == 2)
+
+
 def test_numbers_of_a_figure_stand_below_it(tmp_path):
     text = paper_tables.TABLE.replace('title = "', 'kind = "figure"\nfigure = "curves"\ntitle = "')
     text = "".join(line for line in text.splitlines(True) if line[:7] not in ("fedavg ", "ditto =", "ours = "))

@@ -315,7 +315,9 @@ class Reader:
     def _doubted(self, result: Result) -> list[str]:
         """Return why a result may not come out again."""
         commit = str(result.content["source"].get("commit") or "")
-        return [f"Commit {own}: {text}" for own, text in self._doubts.items() if commit.startswith(own)]
+        told = [f"Commit {own}: {text}" for own, text in self._doubts.items() if commit.startswith(own)]
+        halved = any(note.startswith("memory ran out") for note in result.content.get("notes", ()))
+        return [*told, _HALVED] if halved else told
 
     def _computed(self, entry: Entry, how: str, sources: Sequence[Entry]) -> Number:
         """Return a number that is computed from others, seed by seed."""
@@ -406,6 +408,7 @@ class Reader:
         )
 
 
+_HALVED = "Memory ran out: clients ran in smaller blocks, which moves a long run by some tenths of a point."
 _FROM_NUMBERS = ("best", "mean", "difference")
 _FROM_TIMES = {"overhead": "round_seconds", "minutes": "seconds"}
 _TIMES, _COUNTS = ("round_seconds", "seconds"), ("bytes_up", "bytes_down")

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -235,12 +236,21 @@ _RUN: dict[Any, Any] = {
     "environment": {"device": _TEXT},
     "higher": {...: (bool,)},
     "totals": {...: _NUMBER_OR_NONE},
-    "curve": {"round": [_NUMBER], "pooled": _NUMBERS, ...: _NUMBERS},
+    "curve": {"round": [_NUMBER], "pooled": _NUMBERS, "mean": _NUMBERS, ...: _NUMBERS},
     "clients": {
         **{"client": [(int, str)], "group": [_TEXT], "rows": [(int,)], "condition": (list, type(None))},
         "metrics": {...: {"sum": [(*_NUMBER_OR_NONE, list)], "weight": [(*_NUMBER_OR_NONE, list)]}},
         "logged": {...: _NUMBERS},
     },
+}
+_VECTORS: dict[Any, Any] = {"vectors": [[_NUMBER]], "clients": [(int, str)]}
+_BY_CONDITION: dict[Any, Any] = {**_VECTORS, "conditions": [_TEXT], "silhouette": _NUMBER_OR_NONE}
+_PROBES: dict[Any, Any] = {
+    "embeddings": _BY_CONDITION,
+    "norms": {"layers": [{**_BY_CONDITION, "layer": (int,), "name": _TEXT}]},
+    "features": {**_VECTORS, "classes": [(int,)], "kept": _NUMBER, "scatter": {...: _NUMBER_OR_NONE}},
+    "gaussianity": {"round": [(int,)], ...: {...: _NUMBERS}},
+    "hierarchy": {...: _NUMBER_OR_NONE},
 }
 
 
@@ -265,8 +275,27 @@ def _sound(content: Any) -> bool:
         return _fits(content, _FAILED) and bool(content["error"].strip())
     if "clients" not in content:
         return _fits(content, _COUNTED)
-    kinds = _fits(content, _RUN) and _fits(content.get("probe", {}), {...: (dict,)})
+    kinds = _fits(content, _RUN) and _probed(content.get("probe", {}))
     return kinds and _alike(content) and _possible(content) and _agrees(content)
+
+
+def _probed(probe: Any) -> bool:
+    """Return whether what was taken from a run beside its numbers can be drawn."""
+    kinds = _fits(probe, {...: (dict,)}) and all(_fits(found, _PROBES.get(name)) for name, found in probe.items())
+    return kinds and all(map(_drawable, _drawn(probe)))
+
+
+def _drawn(probe: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what has vectors."""
+    yield from (probe[name] for name in ("embeddings", "features") if name in probe)
+    yield from probe.get("norms", {}).get("layers", [])
+
+
+def _drawable(found: dict[str, Any]) -> bool:
+    """Return whether there are vectors, all of one length, and a client, class or condition for each."""
+    vectors = found["vectors"]
+    beside = (found[key] for key in ("clients", "classes", "conditions") if key in found)
+    return len({len(vector) for vector in vectors}) == 1 and all(len(each) == len(vectors) for each in beside)
 
 
 def _alike(content: dict[str, Any]) -> bool:
@@ -282,7 +311,9 @@ def _alike(content: dict[str, Any]) -> bool:
         and len({len(column) for column in curve.values()}) == 1
         and _fits(clients["condition"] or [], [_TEXT])
         and all(_uniform([*pair["sum"], *pair["weight"]]) for pair in pairs)
+        and next(iter(clients["metrics"]), content["metric"]) == content["metric"]  # a run records its headline first
         and {content["metric"], *clients["metrics"]} <= content["higher"].keys()
+        and all(before < after for before, after in itertools.pairwise(curve["round"]))
     )
 
 
@@ -301,8 +332,8 @@ def _possible(content: dict[str, Any]) -> bool:
         and not higher.get("loss", False)
         and content["settings"].get("seed") == content["seed"]
         and content["seconds"] >= 0
-        and type(together) is int
-        and together > 0
+        and type(together) in _NUMBER
+        and together >= 1
     )
 
 
@@ -319,12 +350,16 @@ def _agrees(content: dict[str, Any]) -> bool:
     if number not in (curve["round"][-1:] if content["selection"] == "last" else curve["round"]):
         return False
     names, rows = ([clients[key][i] for i in own] for key in ("client", "rows"))
-    pairs = ([(pair["sum"][i], pair["weight"][i]) for i in own] for pair in clients["metrics"].values())
-    found = [value for each in pairs if (value := Scores.of(names, rows, each).pooled()) is not None]
+    pairs = {name: [(pair["sum"][i], pair["weight"][i]) for i in own] for name, pair in clients["metrics"].items()}
+    pooled = {name: Scores.of(names, rows, each).pooled() for name, each in pairs.items()}
+    found = {name: value for name, value in pooled.items() if value is not None}
     told = curve["pooled"][curve["round"].index(number)]
-    unknown = told is None or not found
-    same = unknown or any(math.isclose(told, value, rel_tol=_DIGITS, abs_tol=_DIGITS) for value in found)
-    return same and content["totals"].get("rounds", number) >= curve["round"][-1]
+    if told is not None and found:
+        drawn = [n for n, value in found.items() if math.isclose(told, value, rel_tol=_DIGITS, abs_tol=_DIGITS)]
+        values = [value for key in ("pooled", "mean") for value in curve[key] if value is not None]
+        if not drawn or (drawn == ["accuracy"] and not all(0 <= value <= 1 for value in values)):
+            return False
+    return content["totals"].get("rounds", number) >= curve["round"][-1]
 
 
 def _at(content: dict[str, Any], path: Path) -> bool:
