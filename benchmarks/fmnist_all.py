@@ -98,21 +98,21 @@ rounds, so what stands under 30 is what a training of 30 rounds gives; a test co
 ## What is equal, and what is not
 
 **Equal: the number of the model's gradient steps, and how far a client's go.** A client has 700 train rows on average,
-which are {a_pass:.1f} batches, so in FedAvg it takes {usual:.1f} steps a round (4 to 72, by its rows). No part of a model
-that is trained in rounds takes fewer: FedRep's body and FedPAC's head have two epochs instead of one; Per-FedAvg and
-pFedBreD, which use two batches for a step, have four epochs instead of two; QLSD, whose round is a single step, has
-29 times as many rounds, 870 and 8700; Self-FL starts with 29 steps instead of 20. Methods whose published steps are
-plain (pFedMe, Per-FedAvg, pFedBreD, QLSD's chain) have the rate 0.02, which is lr / (1 - momentum): as far as a
+which are {a_pass:.1f} batches, so in FedAvg it takes {usual:.1f} steps a round (4 to 72, by its rows). No part of a
+model that is trained in rounds takes fewer: FedRep's body and FedPAC's head have two epochs instead of one; Per-FedAvg
+and pFedBreD, which use two batches for a step, have four epochs instead of two; QLSD, whose round is a single step,
+has 29 times as many rounds, 870 and 8700; Self-FL starts with 29 steps instead of 20. Methods whose published steps
+are plain (pFedMe, Per-FedAvg, pFedBreD, QLSD's chain) have the rate 0.02, which is lr / (1 - momentum): as far as a
 gradient moves a model in the long run at 0.01 with momentum 0.5. Rates of a method's own, such as pFedMe's inner one,
 FedPAC's for the head and those of servers, are its defaults.
 
-**Not equal: all else.** Steps that a method takes beyond these are part of it, and stand in the fourth column: those of
-second models, of heads trained apart, inner and meta steps, fine-tuning before prediction. Nor are batches equal, of
-which Per-FedAvg, pFedBreD and methods with a second pass read more; nor messages, of which QLSD sends 29 times as many;
-nor time (the README's table has both); nor how far a server goes: with its default rate and momentum FedAvgM's goes in
-the long run ten times as far as the mean of its clients, that of FedPA and FedPA-FT five times. From its third round
-on, Self-FL's own rule sets a client's steps, 1 to 40 whatever its rows. MOON makes one model for all; it is tested before averaging, where it is personal, and so is FedAvg
-in the row above it.
+**Not equal: all else.** Steps that a method takes beyond these are part of it, and stand in the fourth column: those
+of second models, of heads trained apart, inner and meta steps, fine-tuning before prediction. Nor are batches equal,
+of which Per-FedAvg, pFedBreD and methods with a second pass read more; nor messages, of which QLSD sends 29 times as
+many; nor time (the README's table has both); nor how far a server goes: with its default rate and momentum FedAvgM's
+goes in the long run ten times as far as the mean of its clients, that of FedPA and FedPA-FT five times. From its third
+round on, Self-FL's own rule sets a client's steps, 1 to 40 whatever its rows. MOON makes one model for all; it is
+tested before averaging, where it is personal, and so is FedAvg in the row above it.
 
 The columns: gradient steps of the model that a client takes in a round, and minibatches on which it takes gradients,
 both means over clients; its other steps, in a round unless it says otherwise; accuracies.

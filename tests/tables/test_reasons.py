@@ -90,7 +90,8 @@ def was_tried(id: str, reason: reasons.Reason) -> bool:
     if not run.runs:
         return False
     shown = next(iter(results.of(ROOT, run).values())).content["settings"]
-    files = [each for each in reason.evidence if each.endswith(".json") and f"/{table}/{cell}/" not in each]
+    files = [each for each in reason.evidence if each.endswith(".json")]
+    files = [each for each in files if f"/{table}/{cell}/" not in each or f"/{cell}/{row}/" in each]
     told = [json.loads((ROOT.parent / file).read_text()) for file in files]
     runs = [each["settings"] for own in told for each in own.get("tries", [own])]
     runs = [run for run in runs if run["algorithm"]["name"] == shown["algorithm"]["name"]]
