@@ -40,13 +40,21 @@ def test_values_by_hand():
     assert relative_false_accepts(other, baseline, 0.0).tolist() == [(8 / 8) / (6 / 8)]
 
 
-@pytest.mark.parametrize("rate", [None, 0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("rate", [None, 0.0, 0.1, 0.5, 0.9])
 def test_the_baseline_against_itself_is_one(rate):
     draw = np.random.default_rng(0)
     clients = [(draw.normal(1, 1, 9), draw.normal(-1, 1, 30)), (draw.normal(9, 1, 9), draw.normal(-9, 1, 30)), BASELINE]
     found = curves(*clients)
     assert relative_false_accepts(found, found, rate).tolist() == [1.0, 1.0, 1.0]
     assert relative_false_accepts(found.merged(), found.merged(), rate).tolist() == [1.0]
+
+
+def test_beside_a_baseline_that_rejects_every_positive_nothing_is_known():
+    """A model that never says yes accepts nobody; so does everyone else at its rate."""
+    baseline = curves(BASELINE, ([-1.5] * 4, [-1.5] * 8))
+    found = relative_false_accepts(curves(OTHER, OTHER), baseline)
+    assert found[0] == 1.5 and np.isnan(found[1])
+    assert np.isfinite(relative_false_accepts(curves(OTHER, OTHER), baseline, 0.5)).all()
 
 
 def test_a_baseline_without_false_accepts_counts_as_half_a_negative():
@@ -86,5 +94,5 @@ def test_what_cannot_be_compared_is_refused():
     accuracy = Scores.of([0], [4], [[3, 4]])
     with pytest.raises(UserError, match="record the metric detection_CLASS"):
         relative_false_accepts(accuracy, accuracy)
-    with pytest.raises(UserError, match="between 0 and 1, not 2"):
+    with pytest.raises(UserError, match="from 0 to below 1, not 2"):
         relative_false_accepts(baseline, baseline, 2)

@@ -372,11 +372,10 @@ def test_false_accepts_beside_a_baseline(tmp_path, root):
 
     def curves(accepts):  # at three thresholds: of 100 negatives, then of 10 positives
         weight = [[100, 100, 100, 10, 10, 10]] * 2
-        told = {"detection_1": {"sum": [[*accepts, 0, 2, 5]] * 2, "weight": weight}}
+        told = {"accuracy": {"sum": [100, 100], "weight": [110, 110]}}
+        told |= {"detection_1": {"sum": [[*accepts, 0, 2, 5]] * 2, "weight": weight}}
         columns = {"client": [0, 1], "group": ["train"] * 2, "condition": None, "rows": [110] * 2, "logged": {}}
-        curve = {"round": [200], "pooled": [None]}  # of accuracy, which nobody recorded
-        higher = {"accuracy": True, "detection_1": False}
-        return {"clients": columns | {"metrics": told}, "higher": higher, "curve": curve}
+        return {"clients": columns | {"metrics": told}, "higher": {"accuracy": True, "detection_1": False}}
 
     paper_tables.put(root, table, "easy/ditto", 0, **curves([60, 10, 0]))
     assert number(root, table, "derived/ditto").failed == ("easy/ditto, seed 0: there is no baseline of this seed",)
@@ -384,6 +383,11 @@ def test_false_accepts_beside_a_baseline(tmp_path, root):
     found = number(root, table, "derived/ditto")
     assert found.ours == {0: pytest.approx(0.25)} and found.metric == "relative_fa"
     assert not found.higher and not found.percent
+    silent = curves([0, 0, 0])
+    silent["clients"]["metrics"]["detection_1"]["sum"] = [[0, 0, 0, 10, 10, 10]] * 2
+    paper_tables.put(root, table, "easy/fedavg", 0, **silent)
+    found = number(root, table, "derived/ditto")
+    assert not found.ours and "the baseline accepts no positive at even odds" in found.failed[0]
 
 
 def test_rows_of_their_own(tmp_path):

@@ -20,20 +20,22 @@ def relative_false_accepts(scores: Scores, baseline: Scores, false_rejects: floa
     `false_rejects` if it is given. A curve between two thresholds is a straight line, and where several thresholds
     reject equally many, the one that accepts least counts. Where the baseline accepts no negative, half a negative is
     added to both. Below 1 is better than the baseline, which is 1 itself; NaN marks a client without positives or
-    negatives.
+    negatives, and one whose baseline rejects every positive: there nobody accepts anything, whatever it has learnt.
     """
     if scores.clients != baseline.clients or not np.array_equal(scores.weights, baseline.weights):
         raise UserError("the detector and its baseline were tested on different clients or rows: evaluate both alike")
     if len(scores.sums) % 4 != 2:
         raise UserError("these are no error curves of a detector: record the metric detection_CLASS")
-    if false_rejects is not None and not 0 <= false_rejects <= 1:
-        raise UserError(f"a false-reject rate lies between 0 and 1, not {false_rejects:g}")
+    if false_rejects is not None and not 0 <= false_rejects < 1:
+        raise UserError(f"false accepts are read at a false-reject rate from 0 to below 1, not {false_rejects:g}")
     middle = len(scores.sums) // 4  # even odds
     found = np.full(len(scores.clients), np.nan)
     for i, (negatives, positives) in enumerate(scores.weights[[0, -1]].T):
         if negatives > 0 and positives > 0:
             accepts, rejects = _curves(baseline, i)
             rate = rejects[1 + middle] if false_rejects is None else false_rejects
+            if rate == 1:
+                continue
             own, other = _accepted(*_curves(scores, i), rate), _accepted(accepts, rejects, rate)
             added = 0.5 / negatives if other == 0 else 0.0
             found[i] = (own + added) / (other + added)

@@ -440,6 +440,10 @@ def _value(result: Result, entry: Entry, how: str, baseline: Result | None) -> f
             raise UserError("there is no baseline of this seed")
         own, other = (each.scores(entry.metric, entry.group).merged() for each in (result, baseline))
         value = float(relative_false_accepts(own, other)[0])
+        if math.isnan(value):
+            raise UserError(
+                "nothing is relative to it: the baseline accepts no positive at even odds, or there is none"
+            )
     elif how in ("value", "seconds"):  # of a benchmark; of the training
         value = result.content.get(how)
     else:
