@@ -112,13 +112,6 @@ def test_a_holder_that_signs_a_moment_later_is_named(tmp_path):
     lock.close()
 
 
-def test_who_only_looks_keeps_nobody_out(tmp_path, monkeypatch):
-    """To look takes the lock for a moment: who wants it waits for that long."""
-    looking = FolderLock(tmp_path)
-    monkeypatch.setattr("bespoke.runs.lock.time.sleep", lambda seconds: looking.close())
-    FolderLock(tmp_path).close()
-
-
 def test_removing_the_lock_file_does_not_let_a_second_run_in(tmp_path):
     held = FolderLock(tmp_path)
     (tmp_path / LOCK).unlink()

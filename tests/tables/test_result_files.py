@@ -127,6 +127,12 @@ def test_a_result_without_what_is_used_of_it_is_refused(root, table, place):
         *(("probe.embeddings", VECTORS | {key: value}) for key, value in ODD_VECTORS),
         *(("probe.norms", {"layers": [LAYER | {key: value}]}) for key, value in ODD_VECTORS),
         ("probe.norms", {"layers": [LAYER | {"layer": "first"}]}),
+        ("probe.norms", {"layers": []}),
+        ("probe.norms", {"layers": [LAYER | {"vectors": [[], []]}]}),
+        ("probe.features", {"vectors": [[1]], "clients": [0], "classes": [3], "kept": None, "scatter": {}}),
+        ("probe.features", {"vectors": [[1]], "clients": [0], "classes": [3], "kept": 1, "scatter": {"a": "b"}}),
+        ("probe.gaussianity", {"round": [0, 1]}),
+        ("probe.hierarchy", {"paper": "low"}),
         ("probe.features", {"vectors": [[0.1], [0.2]], "clients": [0, 1], "classes": [3], "kept": 1, "scatter": {}}),
         ("probe.gaussianity", {"round": [0, 1], "train": {"nll": ["low"]}}),
     ],
@@ -244,7 +250,7 @@ def test_unknown_numbers_and_curves_are_read(root, table):
     clients = paper_tables.content(table.entry("easy/ditto"), 0, [70.0, 80.0])["clients"]
     clients["metrics"]["accuracy"]["sum"][1] = None
     clients["metrics"]["loss"] = {"sum": [[1, None], [2, 3]], "weight": [[5, 5], [5, 5]]}
-    path = paper_tables.put(root, table, "easy/ditto", 0, clients=clients, probe={"norms": {"layers": []}})
+    path = paper_tables.put(root, table, "easy/ditto", 0, clients=clients, probe={"norms": {"layers": [LAYER]}})
     assert results.read(path).done
 
 

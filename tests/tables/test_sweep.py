@@ -277,7 +277,7 @@ def test_cells_whose_time_is_read_run_alone_and_say_so(tmp_path, place):
         spec.read(write(tmp_path, changed.replace("alone = true", "alone = 1")))
 
 
-def test_a_training_whose_time_is_read_waits_until_no_other_sweep_trains(tmp_path, place):
+def test_while_another_sweep_trains_a_training_whose_time_is_read_is_left_for_a_later_call(tmp_path, place):
     """Beside another its time would count for nothing."""
     table = spec.read(write(tmp_path, TABLE.replace('id = "a"', 'id = "a"\nalone = true')))
     jobs = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0, 1])
@@ -287,6 +287,15 @@ def test_a_training_whose_time_is_read_waits_until_no_other_sweep_trains(tmp_pat
         state = sweep(jobs, place)
         assert (state.done, [job.experiment.seed for job in state.elsewhere]) == (1, [0])
     assert sweep(jobs, place).done == 2
+
+
+def test_another_sweep_that_only_looks_at_a_training_does_not_keep_it(table, place, monkeypatch):
+    (job,) = plan.jobs(plan.chosen([table], ["fedavg"], ["a"]), [0])
+    folder = place.root / worker.RUNNING / job.key
+    folder.mkdir(parents=True)
+    looking = FolderLock(folder)
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: looking.close())
+    assert carry_out(job, place) == worker.DONE
 
 
 def test_trainings_of_other_sweeps_are_company(table, place):
@@ -486,6 +495,16 @@ def test_the_sentence_of_a_failure_does_not_say_where_it_happened(table, place, 
         worker.main(OneJob(job), place, threading.Event())
     told = of_cell(table, place, "b/fedavg").content["error"]
     assert told == "config.toml is odd, as the run's folder, starts and a.json are"
+
+
+@pytest.mark.parametrize("folder", [".", "r", "results"])
+def test_only_whole_paths_are_taken_out_of_a_sentence(folder):
+    text = "lr = 0.1 is too large. Look at /home/u/results/data/train.npz, ./results2 and r-5."
+    assert reading.without(text, Path("/scratch/run"), Path(folder)) == text
+    assert (
+        reading.without("no room in /scratch/run.", Path("/scratch/run"), Path(folder))
+        == "no room in the run's folder."
+    )
 
 
 def test_the_sentence_of_a_result_that_cannot_be_read_does_not_say_where_it_is(table, place, monkeypatch):

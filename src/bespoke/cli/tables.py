@@ -165,7 +165,11 @@ def _print_end(state: Any, seconds: float, as_json: bool, tiny: bool) -> None:
     parts = [f"{state.done} of {state.total} cells have a result"]
     parts += [f"{state.before} had one before"] if state.before else []
     parts += [f"{state.adopted} were taken from other tables"] if state.adopted else []
-    parts += [f"{elsewhere} are run by another sweep, or by themselves once it has ended"] if elsewhere else []
+    parts += (
+        [f"{elsewhere} are run by another sweep, or wait for its end: run the same command again then"]
+        if elsewhere
+        else []
+    )
     if state.left:
         why = "interrupted" if state.interrupted else "out of time"
         parts.append(f"{state.left} left ({why}: {'nothing is kept' if tiny else 'run the same command again'})")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+_SAME = 1e-20  # vectors that are no further apart are the same; scikit-learn's t-SNE does not end well with them
 MOST = 30.0  # perplexity of t-SNE for many vectors
 
 
@@ -29,8 +30,8 @@ def tsne(vectors: ArrayLike) -> NDArray[np.float64]:
     from sklearn.manifold import TSNE
 
     found = np.asarray(vectors, dtype=np.float64)
-    if len(found) < 4 or not np.ptp(found, axis=0).any():
-        return plane(found)  # too few to have neighbours, or all the same
+    if len(found) < 4 or found.shape[1] < 2 or np.ptp(found, axis=0).max() < _SAME:
+        return plane(found)  # too few to have neighbours, on a line, or all the same
     settings: dict[str, Any] = {"init": "pca", "random_state": 0, "method": "barnes_hut", "learning_rate": "auto"}
     return np.asarray(TSNE(2, perplexity=perplexity(len(found)), **settings).fit_transform(found), dtype=np.float64)
 

@@ -33,22 +33,16 @@ def check_idle(folder: Path) -> None:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Return whether another process holds a lock, alone or with others."""
-    try:
-        return not _taken(descriptor, fcntl.LOCK_EX)
-    except OSError:
-        return False  # there are no locks here
-
-
-def _taken(descriptor: int, how: int) -> bool:
-    """Take a lock in this way, and return True, unless another process holds one for longer than it takes to look."""
+    """Return whether another process holds a lock, alone or with others, for longer than it takes to look."""
     for pause in (0.02, 0.1, 0.0):
         try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return True
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
         except BlockingIOError:
             time.sleep(pause)
-    return False
+        except OSError:
+            return False  # there are no locks here
+    return True
 
 
 class InUse(UserError):
@@ -132,19 +126,23 @@ class FolderLock:
     def _flock(self, how: int) -> None:
         """Take the lock in this way at once, or say who holds it; note it where there are no locks."""
         try:
-            if not (_taken(self._descriptor, how) and self._flock_folder(how)):
-                raise _in_use(self._path.parent, self._descriptor)
+            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+            self._flock_folder(how)
+        except BlockingIOError:
+            raise _in_use(self._path.parent, self._descriptor) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise write_error(self._path, error) from error
             self.note = f"{self._path.parent} cannot be locked here: start no second run in it while this one goes on"
 
-    def _flock_folder(self, how: int) -> bool:
-        """Lock the folder itself in the same way, if the file system can do that; return False if it is in use."""
+    def _flock_folder(self, how: int) -> None:
+        """Lock the folder itself in the same way, if the file system can do that."""
         try:
-            return _taken(self._folder, how)
+            fcntl.flock(self._folder, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
         except OSError:
-            return True
+            pass
 
     def _sign(self) -> None:
         """Write who holds the lock; for people, so that no room for it is no error."""

@@ -199,8 +199,8 @@ class Column:
         """Whether the paper's best row is ours too, and told apart from every other row."""
         if self._best is None or not self.winner_kept:
             return False
-        ours = self._best[1]
-        return all(self._apart(ours[0], rival) for rival in self.counted if rival not in ours)
+        first = self._best[1][0]
+        return all(self._apart(first, rival) for rival in self.counted if rival is not first)
 
     @property
     def lost(self) -> bool:
@@ -312,12 +312,12 @@ class Reader:
             self._tries[key] = results.tries(self.root, entry, [*there.values(), *outdated])
         return self._tries[key]
 
-    def _doubted(self, result: Result) -> list[str]:
+    def _doubted(self, result: Result, how: str) -> list[str]:
         """Return why a result may not come out again."""
         commit = str(result.content["source"].get("commit") or "")
         told = [f"Commit {own}: {text}" for own, text in self._doubts.items() if commit.startswith(own)]
         halved = any(note.startswith("memory ran out") for note in result.content.get("notes", ()))
-        return [*told, _HALVED] if halved else told
+        return [*told, _HALVED] if halved and how == "statistic" else told
 
     def _computed(self, entry: Entry, how: str, sources: Sequence[Entry]) -> Number:
         """Return a number that is computed from others, seed by seed."""
@@ -404,7 +404,7 @@ class Reader:
             outdated=tuple((source.table, source.id, result.seed) for result in outdated),
             changed=any(not result.same_source for result in done),
             machines=tuple(dict.fromkeys(map(_machine, done))),
-            doubts=tuple(dict.fromkeys(text for result in done for text in self._doubted(result))),
+            doubts=tuple(dict.fromkeys(text for result in done for text in self._doubted(result, how))),
         )
 
 

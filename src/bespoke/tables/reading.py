@@ -1,5 +1,6 @@
 """From a finished run to the results of the cells that it serves."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,18 @@ def without(text: str, run: Path, *around: Path) -> str:
 
     They are on one machine.
     """
-    text = text.replace(f"{run}/", "").replace(str(run), "the run's folder")
+    text = _renamed(text, run, "the run's folder")
     for folder in around:
-        text = text.replace(f"{folder}/", "").replace(str(folder), folder.name)
+        text = _renamed(text, folder, folder.name)
     return text
+
+
+def _renamed(text: str, folder: Path, name: str) -> str:
+    """Return a text in which a folder has another name, and what is in it none of that; not where it is half a name."""
+    if not folder.name:
+        return text
+    path = rf"(?<![\w./-]){re.escape(str(folder))}"
+    return re.sub(rf"{path}(?![\w/-]|\.\w)", lambda found: name, re.sub(rf"{path}/", "", text))
 
 
 def failure(job: Job, entry: Entry, sentence: str) -> dict[str, Any]:

@@ -248,7 +248,7 @@ _BY_CONDITION: dict[Any, Any] = {**_VECTORS, "conditions": [_TEXT], "silhouette"
 _PROBES: dict[Any, Any] = {
     "embeddings": _BY_CONDITION,
     "norms": {"layers": [{**_BY_CONDITION, "layer": (int,), "name": _TEXT}]},
-    "features": {**_VECTORS, "classes": [(int,)], "kept": _NUMBER, "scatter": {...: _NUMBER_OR_NONE}},
+    "features": {**_VECTORS, "classes": [_NUMBER], "kept": _NUMBER, "scatter": {...: _NUMBER_OR_NONE}},
     "gaussianity": {"round": [(int,)], ...: {...: _NUMBERS}},
     "hierarchy": {...: _NUMBER_OR_NONE},
 }
@@ -282,7 +282,8 @@ def _sound(content: Any) -> bool:
 def _probed(probe: Any) -> bool:
     """Return whether what was taken from a run beside its numbers can be drawn."""
     kinds = _fits(probe, {...: (dict,)}) and all(_fits(found, _PROBES.get(name)) for name, found in probe.items())
-    return kinds and all(map(_drawable, _drawn(probe)))
+    layers, fits = probe.get("norms", {}).get("layers"), probe.get("gaussianity", {})
+    return kinds and layers != [] and len(fits) != 1 and all(map(_drawable, _drawn(probe)))
 
 
 def _drawn(probe: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -293,9 +294,9 @@ def _drawn(probe: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _drawable(found: dict[str, Any]) -> bool:
     """Return whether there are vectors, all of one length, and a client, class or condition for each."""
-    vectors = found["vectors"]
+    vectors, lengths = found["vectors"], {len(vector) for vector in found["vectors"]}
     beside = (found[key] for key in ("clients", "classes", "conditions") if key in found)
-    return len({len(vector) for vector in vectors}) == 1 and all(len(each) == len(vectors) for each in beside)
+    return len(lengths) == 1 and 0 not in lengths and all(len(each) == len(vectors) for each in beside)
 
 
 def _alike(content: dict[str, Any]) -> bool:

@@ -104,7 +104,7 @@ def carry_out(
         try:
             for each in (place.root / RUNNING / job.key, folder):  # beside the results: others may work elsewhere
                 each.mkdir(parents=True, exist_ok=True)
-                held.enter_context(contextlib.closing(FolderLock(each)))
+                held.enter_context(contextlib.closing(_locked(each)))
         except (InUse, FileNotFoundError, FileExistsError) as error:  # or made and removed by another this moment
             raise Busy from error
         except UserError as error:
@@ -115,7 +115,7 @@ def carry_out(
         if not left:  # another sweep has finished it meanwhile
             _remove(job, place)
             return ELSEWHERE
-        if job.timed and _going_on(place.root) > 1:
+        if left[0].timed and _going_on(place.root) > 1:
             raise Busy
         run = _trained(left[0], place, folder / "run", stop, told, bench or Bench(place))
         if run is None:
@@ -125,6 +125,15 @@ def carry_out(
             raise Unread("; ".join(dict.fromkeys(failed)))
         _remove(job, place)
     return DONE
+
+
+def _locked(folder: Path) -> FolderLock:
+    """Lock a folder. Another sweep that looks whether somebody is at it holds it for a moment."""
+    try:
+        return FolderLock(folder)
+    except InUse:
+        time.sleep(0.1)
+        return FolderLock(folder)
 
 
 def _remove(job: Job, place: Place) -> None:
