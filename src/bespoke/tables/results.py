@@ -282,8 +282,9 @@ def _sound(content: Any) -> bool:
 def _probed(probe: Any) -> bool:
     """Return whether what was taken from a run beside its numbers can be drawn."""
     kinds = _fits(probe, {...: (dict,)}) and all(_fits(found, _PROBES.get(name)) for name, found in probe.items())
-    layers, fits = probe.get("norms", {}).get("layers"), probe.get("gaussianity", {})
-    return kinds and layers != [] and len(fits) != 1 and all(map(_drawable, _drawn(probe)))
+    if not kinds or probe.get("norms", {}).get("layers") == [] or probe.get("gaussianity", {}).keys() == {"round"}:
+        return False
+    return all(map(_drawable, _drawn(probe)))
 
 
 def _drawn(probe: dict[str, Any]) -> Iterator[dict[str, Any]]:
