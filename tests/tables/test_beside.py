@@ -390,6 +390,13 @@ def test_false_accepts_beside_a_baseline(tmp_path, root):
     assert not found.ours and "the baseline accepts no positive at even odds" in found.failed[0]
 
 
+def test_a_table_names_the_others_from_which_its_numbers_are_derived(tmp_path):
+    more = '[cell.from]\nditto = ["maker/t9:easy/ours", "easy/ditto"]'
+    for of, others in (("[]", ["maker/t9"]), ('["maker/t8:easy", "easy"]', ["maker/t8", "maker/t9"])):
+        text = paper_tables.TABLE + DERIVED.format(how="difference", of=of, more=more)
+        assert paper_tables.make(tmp_path, text).derived_from == others
+
+
 def test_rows_of_their_own(tmp_path):
     found = derived(tmp_path, "difference", "[]", '[cell.from]\nditto = ["easy/ours", "easy/ditto"]')
     assert found.ours == {0: pytest.approx(-5.0)}
